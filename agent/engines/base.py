@@ -1,0 +1,171 @@
+"""The seam between the agent and an engine: what any engine must be able to do, whatever it is.
+
+An `EngineDriver` knows one kind of engine; it makes an `EngineHandle` for each member of an instance, new or
+adopted. A handle never keeps state of its own about awake or asleep: the agent's transitions do, and the
+engine itself refuses what is unsafe (a wake without a refill, for example).
+
+Order within a start:  driver.command -> (supervisor spawns) -> handle.wait_ready -> handle.describe
+                       -> handle.record_canary -> handle.open_source | handle.sleep
+Order within a wake:   for each rung: handle.refill -> handle.resume -> handle.prove -> handle.open_source
+Order within a sleep:  handle.wait_idle -> handle.close_source -> handle.sleep -> measure
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from relight.core.fingerprint import Fingerprint
+from relight.core.records import Endpoint, InstanceAssignment, OnTimeout, Phase, Rung, SourceOffer
+
+Progress = Callable[[str], None]
+"""Takes one line for people about what a long step is doing."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCommand:
+    """How to start an engine's process: `env` is complete (nothing is inherited), `cwd` is private to it."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: Path
+
+
+@dataclass(frozen=True, slots=True)
+class MemberContext:
+    """Where one member of an instance lives: its private directory, devices, and the address to bind."""
+
+    assignment: InstanceAssignment
+    directory: Path
+    """Private to this instance (mode 0700); holds its sockets, logs, caches. Kept over agent restarts."""
+    bind_host: str
+    """Address that engine and data sockets listen on."""
+    force_tcp: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What a started engine says of itself."""
+
+    fingerprint: Fingerprint
+    endpoint: Endpoint
+    weight_bytes: int
+    kv_bytes: int
+    """Bytes of KV cache resident now (not reserved address space)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refill:
+    """A refill that arrived and whose every tensor equals the source's manifest."""
+
+    bytes: int
+    phases: tuple[Phase, ...]
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """A canary that agreed with the source's own: token ids equal, log-probabilities within tolerance."""
+
+    tokens: int
+    largest_difference: float
+    """In nats, over all compared log-probabilities."""
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Liveness from engine progress: `alive` False carries the reason."""
+
+    alive: bool
+    reason: str = ""
+    requests_running: int = 0
+    requests_waiting: int = 0
+    details: Mapping[str, str] = field(default_factory=dict)
+
+
+class ProofFailed(Exception):
+    """The canary differs from the source's: the wake failed, and the reason says where they part."""
+
+
+class EngineHandle(Protocol):
+    """One member of one instance: a started (or adopted) engine. Every call has a deadline of its own."""
+
+    async def wait_ready(self, deadline_seconds: float, progress: Progress) -> None:
+        """Returns when the engine answers its health check. Raises LocalFault at the deadline or when it died."""
+        ...
+
+    async def describe(self) -> EngineFacts:
+        """Fingerprint, endpoint and sizes. Raises LocalFault."""
+        ...
+
+    async def record_canary(self) -> None:
+        """Generates the canary on the awake, idle engine and stores it in the manifest it offers."""
+        ...
+
+    async def open_source(self) -> SourceOffer:
+        """Lets readers with a valid grant read the weights, under a new generation."""
+        ...
+
+    async def close_source(self, deadline_seconds: float) -> None:
+        """Refuses new readers and drains those that read; cuts them at the deadline."""
+        ...
+
+    async def wait_idle(self, deadline_seconds: float, on_timeout: OnTimeout) -> None:
+        """Returns when no request runs or waits; at the deadline aborts them, or raises LocalFault for `wait`."""
+        ...
+
+    async def sleep(self, level: int) -> None:
+        """Releases weights and KV cache (level 1 keeps a host copy of the weights). Raises LocalFault."""
+        ...
+
+    async def refill(self, rung: Rung, content_revision: str, progress: Progress) -> Refill:
+        """Brings pages and verified weights back by one rung; nothing answers yet.
+
+        Raises RemoteFault (blame the source), LocalFault (do not), ModelDirty (bytes were overwritten: every
+        further rung overwrites all of them, so the ladder may go on, but nothing may be served in between).
+        """
+        ...
+
+    async def resume(self) -> Phase:
+        """Restores the KV cache and scheduling; the returned phase is named `kv`. Raises LocalFault."""
+        ...
+
+    async def prove(self) -> tuple[Proof, Phase]:
+        """Runs the canary through the engine's own socket; the phase is named `canary`. Raises ProofFailed."""
+        ...
+
+    async def suspend(self) -> None:
+        """After a failed wake: pauses scheduling and gives the memory back, so that the device is free."""
+        ...
+
+    async def health(self) -> Health:
+        """Liveness from progress, not from an open port."""
+        ...
+
+    async def resident(self) -> tuple[int, int, int]:
+        """(weight bytes resident, KV bytes resident, bytes of owned segments that no process maps)."""
+        ...
+
+    async def close(self) -> None:
+        """Drops this handle's own connections; the engine runs on."""
+        ...
+
+
+class EngineDriver(Protocol):
+    """One kind of engine on this slot."""
+
+    name: str
+
+    def version(self) -> str | None:
+        """The installed engine's version, or None with nothing installed here."""
+        ...
+
+    def command(self, context: MemberContext) -> EngineCommand:
+        """How to start this member. Raises InvalidInput for arguments that Relight must own itself."""
+        ...
+
+    def handle(self, context: MemberContext) -> EngineHandle:
+        """A handle on the member's engine, whether it was just spawned or is adopted after a restart."""
+        ...
