@@ -393,6 +393,16 @@ class InstanceView:
     operation: str
     mode: Mode
     failure: Failure | None = None
+    failed_at: float = 0.0
+    """When `failure` was seen; its `retry_after` counts from here."""
+    remembered: bool = False
+    """The instance is gone or asleep again; what is left is the memory that `desired` failed on it."""
+    drained: bool = False
+    """No gateway routes to it or has a request of it open, or its drain time passed."""
+    drain_until: float | None = None
+    """When the drain time passes; None while it is not draining."""
+    in_flight: int = 0
+    """Requests of it that gateways have open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,6 +413,12 @@ class ModelView:
     demand: Demand | None
     operation: str = ""
     allowed_rungs: tuple[RungKind, ...] = ()
+    changed_at: float = 0.0
+    """When somebody last wrote the replica number or the spec."""
+    activated_at: float | None = None
+    """Since when held requests keep one replica up although the written number is 0."""
+    idled_at: float | None = None
+    """Since when idleness keeps the model at zero although the written number is higher."""
 
 
 @dataclass(frozen=True, slots=True)
