@@ -1,0 +1,172 @@
+"""A segment: shared memory with a fixed virtual address whose pages can be given back and brought back.
+
+It is a memfd, so that its pages can be reached by a passed descriptor and no name is left behind by a
+killed process. Its size is sealed: a peer that maps it can never be sent SIGBUS by a shrinking source.
+
+Pages come back as huge pages where the kernel allows: one page is touched per 2 MiB and MADV_COLLAPSE
+(Linux 6.1) makes the range huge whatever `shmem_enabled` says, at a third of the cost of 4 KiB faults, and
+what reads the weights afterwards saves its TLB. Elsewhere the range is allocated and mapped in one go.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+from collections.abc import Iterator
+
+from relight.core.errors import LocalFault
+
+HUGE = 2 << 20
+_PROT_READ, _PROT_WRITE, _PROT_NONE = 1, 2, 0
+_MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 0x01, 0x02, 0x10, 0x20, 0x4000
+_MADV_POPULATE_READ, _MADV_POPULATE_WRITE, _MADV_COLLAPSE = 22, 23, 25
+_FALLOC_KEEP_SIZE, _FALLOC_PUNCH_HOLE = 1, 2
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
+
+
+def _failed(call: str) -> LocalFault:
+    code = ctypes.get_errno()
+    return LocalFault(f"{call}: {os.strerror(code)}")
+
+
+def _map(length: int, protection: int, fd: int) -> int:
+    """Maps `fd` at an address that is a multiple of 2 MiB, so that huge pages can back it."""
+    reserved = _libc.mmap(None, length + HUGE, _PROT_NONE, _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE, -1, 0)
+    if reserved in (None, ctypes.c_void_p(-1).value):
+        raise _failed("reserving address space")
+    address = -(-reserved // HUGE) * HUGE
+    if _libc.mmap(address, length, protection, _MAP_SHARED | _MAP_FIXED, fd, 0) != address:
+        _libc.munmap(reserved, length + HUGE)
+        raise _failed("mapping a segment")
+    # Give the unused edges of the reservation back; what lies between is the segment.
+    if address > reserved:
+        _libc.munmap(reserved, address - reserved)
+    tail = reserved + length + HUGE - (address + length)
+    if tail:
+        _libc.munmap(address + length, tail)
+    return int(address)
+
+
+def _buffer(address: int, length: int) -> memoryview:
+    return memoryview((ctypes.c_ubyte * length).from_address(address)).cast("B")
+
+
+class Segment:
+    """One memfd-backed region of `bytes` (a multiple of 2 MiB), mapped read-write in this process."""
+
+    def __init__(self, name: str, length: int) -> None:
+        """Reserves the region; no page is allocated yet. Raises LocalFault."""
+        self.bytes = -(-max(length, 1) // HUGE) * HUGE
+        self.huge = True
+        self.fallback_reason = ""
+        try:
+            self.fd = os.memfd_create(f"relight-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            os.ftruncate(self.fd, self.bytes)
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        except OSError as error:
+            raise LocalFault(f"creating a segment of {self.bytes} bytes: {error}") from error
+        self.address = _map(self.bytes, _PROT_READ | _PROT_WRITE, self.fd)
+        self.view = _buffer(self.address, self.bytes)
+
+    def populate(self, start: int, stop: int) -> None:
+        """Allocates and maps the pages of [start, stop), in whole 2 MiB steps. Raises LocalFault (no memory)."""
+        low, high = start // HUGE * HUGE, min(-(-stop // HUGE) * HUGE, self.bytes)
+        if self.huge:
+            for at in range(low, high, HUGE):
+                # Collapsing a range without a single page is refused; one page is enough.
+                if _libc.fallocate(self.fd, 0, at, mmap.PAGESIZE) != 0:
+                    raise _failed("allocating a page")
+            if _libc.madvise(self.address + low, high - low, _MADV_COLLAPSE) == 0:
+                return
+            code = ctypes.get_errno()
+            if code not in (errno.EINVAL, errno.EAGAIN, errno.ENOMEM, errno.EBUSY):
+                raise _failed("collapsing pages")
+            self.huge = False
+            self.fallback_reason = f"MADV_COLLAPSE: {os.strerror(code)}"
+        if _libc.fallocate(self.fd, 0, low, high - low) != 0:
+            raise _failed("allocating pages")
+        if _libc.madvise(self.address + low, high - low, _MADV_POPULATE_WRITE) != 0:
+            raise _failed("mapping pages")
+
+    def drop(self) -> None:
+        """Gives every page back; the address stays, and reads as zeros until it is filled again."""
+        if _libc.fallocate(self.fd, _FALLOC_KEEP_SIZE | _FALLOC_PUNCH_HOLE, 0, self.bytes) != 0:
+            raise _failed("punching a hole")
+        self.huge, self.fallback_reason = True, ""
+
+    def resident_bytes(self) -> int:
+        """Bytes that the segment occupies now, whoever maps it."""
+        return os.fstat(self.fd).st_blocks * 512
+
+    def readonly_fd(self) -> int:
+        """A descriptor for readers: it maps the same pages and can never write them. The caller closes it."""
+        return os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        """Unmaps and forgets the segment; nobody may hold a view of it any more."""
+        if self.fd >= 0:
+            self.view.release()
+            _libc.munmap(self.address, self.bytes)
+            os.close(self.fd)
+            self.fd = -1
+
+
+class MappedPeer:
+    """A peer's segment, mapped read-only through the descriptor that it passed."""
+
+    def __init__(self, fd: int) -> None:
+        """Takes ownership of `fd`. Raises LocalFault; a descriptor that is not sealed is refused."""
+        try:
+            seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+            size = os.fstat(fd).st_size
+        except OSError as error:
+            os.close(fd)
+            raise LocalFault(f"the passed descriptor is no memfd: {error}") from error
+        if not seals & fcntl.F_SEAL_SHRINK or not size:
+            os.close(fd)
+            # A segment that can shrink under the reader ends it by SIGBUS.
+            raise LocalFault("the passed segment is empty, or not sealed against shrinking")
+        self.bytes = size
+        try:
+            self.address = _map(size, _PROT_READ, fd)
+        finally:
+            os.close(fd)
+        self.view = _buffer(self.address, size)
+
+    def close(self) -> None:
+        """Unmaps the peer's pages."""
+        if self.address:
+            self.view.release()
+            _libc.munmap(self.address, self.bytes)
+            self.address = 0
+
+
+def copy(destination: memoryview, source: memoryview) -> None:
+    """Copies equal-length buffers with the interpreter lock released, so that two threads copy at once."""
+    length = len(source)
+    if length != len(destination):
+        raise LocalFault(f"copying {length} bytes into {len(destination)}")
+    if length:
+        ctypes.memmove(address_of(destination), address_of(source), length)
+
+
+def address_of(buffer: memoryview) -> int:
+    """The address of the first byte of a contiguous, non-empty buffer."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+
+
+def spans(start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:
+    """Consecutive (start, stop) pieces of [start, stop), cut at multiples of `step`."""
+    while start < stop:
+        end = min((start // step + 1) * step, stop)
+        yield start, end
+        start = end

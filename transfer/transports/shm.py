@@ -1,0 +1,123 @@
+"""shm: the source's pages on the same host, reached by a passed descriptor; no byte goes through a socket.
+
+The unix socket carries grants, permissions and the descriptor. It lies in a directory that only the owner
+may enter, and both ends check each other's uid: a stranger that squats the path gets nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from pathlib import Path
+
+from relight.core.errors import InvalidInput, LocalFault, RemoteFault
+from relight.transfer.manifest import WeightManifest
+from relight.transfer.segment import MappedPeer, copy
+from relight.transfer.source import Source
+from relight.transfer.transports import wire
+
+_UCRED = struct.Struct("3i")
+
+
+def peer_uid(sock: socket.socket) -> int:
+    """The user id at the other end of a unix socket, as the kernel knows it."""
+    return int(_UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[1])
+
+
+def _nothing(sock: socket.socket, source: Source, offset: int, length: int) -> None:
+    """A permitted read needs no bytes: the reader has the pages."""
+
+
+class ShmListener:
+    """Serves one source on a unix socket."""
+
+    kind = "shm"
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._acceptor: wire.Acceptor | None = None
+
+    def register(self, source: Source) -> str:
+        self._path.unlink(missing_ok=True)
+        listener = wire.listening(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), str(self._path))
+        self._path.chmod(0o600)
+
+        def welcome(sock: socket.socket, manifest: bytes) -> None:
+            descriptor = source.segment.readonly_fd()
+            try:
+                socket.send_fds(sock, [wire.OK], [descriptor])
+            finally:
+                os.close(descriptor)
+            wire.send_frame(sock, manifest)
+
+        def handle(sock: socket.socket) -> None:
+            if peer_uid(sock) == os.geteuid():
+                wire.serve(sock, source, welcome, _nothing)
+
+        self._acceptor = wire.Acceptor(listener, handle, "relight-shm-source")
+        return f"unix:{self._path}"
+
+    def release(self) -> None:
+        if self._acceptor is not None:
+            self._acceptor.close()
+            self._acceptor = None
+            self._path.unlink(missing_ok=True)
+
+
+def parse_address(address: str) -> str:
+    """The path of `unix:/path`. Raises InvalidInput."""
+    scheme, _, path = address.partition(":")
+    if scheme != "unix" or not path.startswith("/"):
+        raise InvalidInput(f"expected an address unix:/path, got {address!r}")
+    return path
+
+
+class ShmReader(wire.SocketReader):
+    """Reads a source's pages through a mapping. `deadline` bounds each wait, in seconds."""
+
+    def __init__(self, address: str, grant: str, source: str, deadline: float) -> None:
+        path = parse_address(address)
+        sock = wire.connected(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), path, deadline, source)
+        super().__init__(sock, source)
+        self._passed: list[int] = []
+        self._welcomed = False
+        try:
+            if peer_uid(sock) != os.geteuid():
+                raise RemoteFault(f"{source}: another user's process answers at {path}")
+            self._manifest = self.hello(grant)
+            if not self._passed:
+                raise RemoteFault(f"{source}: passed no descriptor")
+            self._peer = MappedPeer(self._passed.pop())
+        except LocalFault as error:
+            self.close()
+            raise RemoteFault(f"{source}: {error}") from error
+        except RemoteFault:
+            self.close()
+            raise
+
+    def answer(self) -> bytes:
+        # The descriptor travels with the first answer; the kernel drops it when plain recv takes that byte.
+        if self._welcomed:
+            return super().answer()
+        self._welcomed = True
+        data, descriptors, _, _ = socket.recv_fds(self.sock, 1, 1)
+        self._passed.extend(descriptors)
+        return data
+
+    def describe(self) -> WeightManifest:
+        manifest = self.parsed(self._manifest)
+        if manifest.segment_bytes > self._peer.bytes:
+            raise RemoteFault(f"{self.source}: its segment is shorter than its manifest says")
+        return manifest
+
+    def take(self, offset: int, into: memoryview) -> None:
+        copy(into, self._peer.view[offset : offset + len(into)])
+
+    def close(self) -> None:
+        super().close()
+        for descriptor in self._passed:
+            os.close(descriptor)
+        self._passed.clear()
+        if hasattr(self, "_peer"):
+            self._peer.close()

@@ -1,0 +1,79 @@
+"""tcp: blocking sockets, a thread per stream, received straight into place. For hosts without anything faster."""
+
+from __future__ import annotations
+
+import socket
+
+from relight.core.errors import InvalidInput, RemoteFault
+from relight.transfer.manifest import WeightManifest
+from relight.transfer.source import Source
+from relight.transfer.transports import wire
+
+
+def _send(sock: socket.socket, source: Source, offset: int, length: int) -> None:
+    sock.sendall(source.segment.view[offset : offset + length])
+
+
+class TcpListener:
+    """Serves one source on one address of one interface; never on all of them unless told so."""
+
+    kind = "tcp"
+
+    def __init__(self, host: str, port: int = 0) -> None:
+        self._host, self._port = host, port
+        self._acceptor: wire.Acceptor | None = None
+
+    def register(self, source: Source) -> str:
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        wire.listening(listener, (self._host, self._port))
+        port = listener.getsockname()[1]
+
+        def handle(sock: socket.socket) -> None:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            wire.serve(sock, source, wire.welcome_plain, _send)
+
+        self._acceptor = wire.Acceptor(listener, handle, "relight-tcp-source")
+        return f"tcp:{self._host}:{port}"
+
+    def release(self) -> None:
+        if self._acceptor is not None:
+            self._acceptor.close()
+            self._acceptor = None
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """(host, port) of `tcp:host:port`. Raises InvalidInput."""
+    scheme, _, rest = address.partition(":")
+    host, _, port = rest.rpartition(":")
+    if scheme != "tcp" or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise InvalidInput(f"expected an address tcp:host:port, got {address!r}")
+    return host, int(port)
+
+
+class TcpReader(wire.SocketReader):
+    """One stream from a source over TCP. `deadline` bounds each wait, in seconds."""
+
+    def __init__(self, address: str, grant: str, source: str, deadline: float) -> None:
+        host, port = parse_address(address)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        sock = wire.connected(socket.socket(family, socket.SOCK_STREAM), (host, port), deadline, source)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        super().__init__(sock, source)
+        try:
+            self._manifest = self.hello(grant)
+        except RemoteFault:
+            self.close()
+            raise
+
+    def describe(self) -> WeightManifest:
+        return self.parsed(self._manifest)
+
+    def take(self, offset: int, into: memoryview) -> None:
+        try:
+            wire.receive_into(self.sock, into)
+        except TimeoutError as error:
+            raise RemoteFault(f"{self.source}: stalled for {self.sock.gettimeout()} s at offset {offset}") from error
+        except (OSError, wire.Closed) as error:
+            raise RemoteFault(f"{self.source}: connection lost at offset {offset} ({error or 'closed'})") from error
