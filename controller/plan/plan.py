@@ -1,0 +1,280 @@
+"""From what is decided to what shall change: which instance, where, how, from whom. Zero I/O: core only.
+
+The same snapshot, decisions, predictions and ids give the same plan; a fleet that is as decided gives an
+empty one. Replicas of all models are placed before any guardian, so that a guardian never takes a device
+that a missing replica needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from relight.controller.plan.fleet import FreeDevices, ModelFleet, due, retry_at, same_runtime, sort_fleet
+from relight.controller.plan.prices import Predictions
+from relight.controller.plan.retire import (
+    asleep_again,
+    excess_guardians,
+    excess_replicas,
+    give_up_failed,
+    move,
+    settle_drained,
+)
+from relight.controller.plan.sources import Ladder, Sources
+from relight.core.records import (
+    Decision,
+    Desired,
+    DeviceReport,
+    InstanceView,
+    Mode,
+    ModelView,
+    Placement,
+    Plan,
+    Price,
+    Rung,
+    RungKind,
+    Snapshot,
+)
+from relight.core.states import State
+
+NewId = Callable[[str], str]
+# A guardian can be woken from these; one that is still starting goes on to ready instead of to sleep.
+_WAKEABLE = (State.DORMANT, State.SLEEPING, State.STARTING, State.NONE)
+
+
+def plan(snapshot: Snapshot, decisions: Sequence[Decision], predictions: Predictions, new_id: NewId) -> Plan:
+    """The whole plan. Models that instances belong to and that nobody decided on are taken down."""
+    return _Planner(snapshot, decisions, predictions, new_id).run()
+
+
+def next_retry_at(snapshot: Snapshot) -> float | None:
+    """The next wall time at which a failure may be tried again or a drain ends; None when none will."""
+    times = [at for i in snapshot.instances if (at := retry_at(i)) is not None and at > snapshot.now]
+    times += [
+        i.drain_until
+        for i in snapshot.instances
+        if i.drain_until is not None and not i.drained and i.drain_until > snapshot.now
+    ]
+    return min(times, default=None)
+
+
+class _Planner:
+    def __init__(
+        self, snapshot: Snapshot, decisions: Sequence[Decision], predictions: Predictions, new_id: NewId
+    ) -> None:
+        self._snapshot, self._predictions, self._new_id = snapshot, predictions, new_id
+        self._decisions = tuple(decisions)
+        self._views = {view.spec.key: view for view in snapshot.models}
+        self._fleet = sort_fleet(snapshot)
+        self._free = FreeDevices(snapshot)
+        self._sources = Sources(snapshot)
+        self._placements: list[Placement] = []
+        self._unplaced: list[str] = []
+        self._short = False
+        """A replica of some model waits for devices: no guardian may be placed."""
+
+    def run(self) -> Plan:
+        decisions = {d.model: d for d in self._decisions}
+        for key in sorted(self._fleet):
+            decision = decisions.get(key) or Decision(key, 0, 0, "the model was deleted")
+            self._replicas(self._views.get(key), self._fleet[key], decision)
+        for decision in self._decisions:
+            view = self._views.get(decision.model)
+            if view is not None:
+                self._guardians(view, self._fleet[decision.model], decision)
+        # What a later step decides about an instance replaces what an earlier one did.
+        last = {placement.instance: placement for placement in self._placements}
+        return Plan(self._snapshot.revision, self._decisions, tuple(last.values()), tuple(self._unplaced))
+
+    def _replicas(self, view: ModelView | None, lists: ModelFleet, decision: Decision) -> None:
+        self._placements += give_up_failed(lists)
+        self._placements += excess_replicas(view, lists, decision)
+        if view is not None:
+            missing = decision.replicas - len(lists.wanted)
+            missing = self._take_back(view, lists, missing)
+            missing -= self._held_back(lists, Desired.READY, missing)
+            for _ in range(missing):
+                if not self._place(view, lists):
+                    break
+        lists.guardians += [i for i in lists.failed if asleep_again(i)]
+        self._placements += settle_drained(view, lists, decision)
+        self._placements += excess_guardians(view, lists, decision)
+
+    def _take_back(self, view: ModelView, lists: ModelFleet, missing: int) -> int:
+        """Wants draining replicas back, as they are awake. Returns how many are missing still."""
+        for instance in list(lists.draining):
+            if missing > 0 and instance.state in (State.READY, State.DRAINING):
+                lists.draining.remove(instance)
+                lists.wanted.append(instance)
+                reason = "wanted again before it slept"
+                self._placements.append(move(instance, Desired.READY, reason, operation=view.operation))
+                missing -= 1
+        return missing
+
+    def _held_back(self, lists: ModelFleet, desired: Desired, missing: int) -> int:
+        """How many of the missing wait because an instance failed, each with its reason told."""
+        if missing <= 0:
+            return 0
+        fresh = [i for i in lists.failed if i.desired is desired]
+        old = [i for i in lists.remembered if i.desired is desired and not due(i, self._snapshot.now)]
+        held = (old + fresh)[:missing]
+        for instance in held:
+            at = retry_at(instance)
+            when = "is not tried again by itself" if at is None else f"is tried again at {at:.3f}"
+            why = instance.failure.reason if instance.failure else "it ended although it was wanted"
+            self._unplaced.append(f"{instance.model}: {instance.instance} failed and {when}: {why}")
+            self._short = self._short or at is not None
+        return len(held)
+
+    def _place(self, view: ModelView, lists: ModelFleet) -> bool:
+        """Places one missing replica by the cheapest mode that fits."""
+        spec = view.spec
+        wake = self._best_wake(view, lists)
+        crowd = [m.slot for i in lists.wanted for m in i.members]
+        chosen, no_room = self._free.find(spec, crowd)
+        if not self._snapshot.synced:
+            chosen, no_room = [], "not every slot was heard of yet, and one may run it already"
+        cold = self._cold_price(view, chosen, no_room)
+        prices: tuple[Price, ...] = (cold,)
+        if spec.mode is not Mode.COLD:
+            prices = (wake[1] if wake else self._no_guardian(lists), cold)
+        fitting = [p for p in prices if p.fits]
+        if not fitting:
+            self._short = True
+            why = "; ".join(f"{p.mode}: {p.reason}" for p in prices)
+            self._unplaced.append(f"{spec.key}: a replica is missing and nothing fits ({why})")
+            return False
+        best = fitting[0] if spec.mode is Mode.GUARDIAN else min(fitting, key=lambda p: p.seconds)
+        if best.mode is Mode.GUARDIAN and wake is not None:
+            instance, _, ladder = wake
+            lists.guardians.remove(instance)
+            lists.wanted.append(instance)
+            self._sources.note_reader(ladder.rungs)
+            self._placements.append(
+                Placement(
+                    instance=instance.instance,
+                    model=spec.key,
+                    desired=Desired.READY,
+                    mode=Mode.GUARDIAN,
+                    level=instance.level,
+                    slots=tuple(m.slot for m in instance.members),
+                    devices=tuple(m.devices for m in instance.members),
+                    rungs=ladder.rungs,
+                    reason=_told(best, ladder.refused),
+                    predicted_seconds=best.seconds,
+                    prices=prices,
+                    operation=view.operation,
+                )
+            )
+            return True
+        return self._start(view, chosen, Desired.READY, best, prices, view.operation)
+
+    def _best_wake(self, view: ModelView, lists: ModelFleet) -> tuple[InstanceView, Price, Ladder] | None:
+        barred = {i.instance for i in lists.remembered if not due(i, self._snapshot.now)}
+        crowd = [m.slot for i in lists.wanted for m in i.members]
+        options = []
+        for instance in lists.guardians:
+            if (
+                instance.instance in barred
+                or instance.state not in _WAKEABLE
+                or not same_runtime(view.spec, instance.spec)
+            ):
+                continue
+            ladder = self._sources.ladder(view.spec, instance, view.allowed_rungs)
+            price = self._wake_price(view, instance, ladder)
+            load = sum(crowd.count(m.slot) for m in instance.members)
+            asleep = _WAKEABLE.index(instance.state)
+            options.append(
+                ((not price.fits, asleep, price.seconds, load, instance.instance), instance, price, ladder)
+            )
+        if not options:
+            return None
+        _, instance, price, ladder = min(options, key=lambda option: option[0])
+        return instance, price, ladder
+
+    def _no_guardian(self, lists: ModelFleet) -> Price:
+        failed = len(lists.remembered)
+        reason = "no guardian of it stands by" + (f" ({failed} failed)" if failed else "")
+        return Price(Mode.GUARDIAN, 0.0, False, reason)
+
+    def _wake_price(self, view: ModelView, instance: InstanceView, ladder: Ladder) -> Price:
+        if not ladder.rungs:
+            return Price(Mode.GUARDIAN, 0.0, False, "no rung is open: " + "; ".join(ladder.refused))
+        first = ladder.rungs[0]
+        kind = self._kind(instance.members[0].slot, instance.members[0].devices)
+        size = ladder.weight_bytes or view.spec.memory_bytes
+        expected = self._predictions.predict(view.spec.key, first.kind, kind, size)
+        parts, seconds = dict(expected.parts), expected.seconds
+        if instance.state in (State.STARTING, State.NONE):
+            start = self._predictions.predict(view.spec.key, "cold", kind, size).seconds
+            parts["start"] = start
+            seconds += start
+        reason = f"{instance.instance} is {instance.state}; by {first.kind}: {first.reason}; {expected.basis}"
+        return Price(Mode.GUARDIAN, seconds, True, reason, parts)
+
+    def _cold_price(
+        self, view: ModelView, chosen: Sequence[tuple[str, tuple[DeviceReport, ...]]], no_room: str
+    ) -> Price:
+        if not chosen:
+            return Price(Mode.COLD, 0.0, False, no_room)
+        devices = chosen[0][1]
+        expected = self._predictions.predict(view.spec.key, "cold", devices[0].kind, view.spec.memory_bytes)
+        where = ", ".join(f"{name}/{'+'.join(d.id for d in found)}" for name, found in chosen)
+        return Price(Mode.COLD, expected.seconds, True, f"on {where}; {expected.basis}", expected.parts)
+
+    def _kind(self, slot: str, devices: Sequence[str]) -> str:
+        return self._free.kind(slot, devices[0]) if devices else ""
+
+    def _start(
+        self,
+        view: ModelView,
+        chosen: Sequence[tuple[str, tuple[DeviceReport, ...]]],
+        desired: Desired,
+        price: Price,
+        prices: tuple[Price, ...],
+        operation: str,
+    ) -> bool:
+        self._free.take(chosen)
+        self._placements.append(
+            Placement(
+                instance=self._new_id("i"),
+                model=view.spec.key,
+                desired=desired,
+                mode=Mode.COLD,
+                level=view.spec.guardians.level,
+                slots=tuple(slot for slot, _ in chosen),
+                devices=tuple(tuple(d.id for d in devices) for _, devices in chosen),
+                rungs=(Rung(RungKind.DISK, "a cold start reads the checkpoint"),),
+                reason=_told(price, ()),
+                predicted_seconds=price.seconds,
+                prices=prices,
+                operation=operation,
+            )
+        )
+        return True
+
+    def _guardians(self, view: ModelView, lists: ModelFleet, decision: Decision) -> None:
+        # A drained replica on its way may become the guardian that is missing: starting one beside it
+        # would only be ended again.
+        missing = decision.guardians - len(lists.guardians) - len(lists.draining)
+        missing -= self._held_back(lists, Desired.DORMANT, missing)
+        for _ in range(missing):
+            if not self._snapshot.synced:
+                self._unplaced.append(f"{view.spec.key}: a guardian waits: not every slot was heard of yet")
+                return
+            if self._short:
+                self._unplaced.append(f"{view.spec.key}: a guardian waits: replicas need the devices first")
+                return
+            crowd = [m.slot for i in (*lists.wanted, *lists.guardians) for m in i.members]
+            crowd += [s for p in self._placements if p.model == view.spec.key for s in p.slots]
+            chosen, no_room = self._free.find(view.spec, crowd)
+            price = self._cold_price(view, chosen, no_room)
+            if not price.fits:
+                self._unplaced.append(f"{view.spec.key}: a guardian is missing: {no_room}")
+                return
+            self._start(view, chosen, Desired.DORMANT, price, (price,), "")
+
+
+def _told(price: Price, refused: Sequence[str]) -> str:
+    return f"{price.mode} in {price.seconds:.3f} s: {price.reason}" + (
+        f" (not by {'; '.join(refused)})" if refused else ""
+    )

@@ -1,0 +1,135 @@
+"""What becomes of instances that are too many, drained or failed. Zero I/O: core only.
+
+Order within a retirement: ready -> drained (out of every route table, requests end) -> dormant | gone.
+"""
+
+from __future__ import annotations
+
+import math
+
+from relight.controller.plan.fleet import ModelFleet, retry_at, same_runtime
+from relight.core.records import Decision, Desired, InstanceView, Keep, Mode, ModelView, Placement
+from relight.core.states import State
+
+
+def move(
+    instance: InstanceView, desired: Desired, reason: str, *, operation: str = "", level: int = 0
+) -> Placement:
+    """The instance where it is, with another desired state and nothing to fetch."""
+    return Placement(
+        instance=instance.instance,
+        model=instance.model,
+        desired=desired,
+        mode=instance.mode,
+        level=level or instance.level,
+        slots=tuple(m.slot for m in instance.members),
+        devices=tuple(m.devices for m in instance.members),
+        rungs=(),
+        reason=reason,
+        predicted_seconds=None,
+        operation=operation or instance.operation,
+    )
+
+
+def asleep_again(instance: InstanceView) -> bool:
+    """Whether a failed instance sleeps, and so is a guardian still."""
+    return instance.state in (State.DORMANT, State.SLEEPING)
+
+
+def give_up_failed(lists: ModelFleet) -> list[Placement]:
+    """Failed instances go; a guardian that only failed to wake and sleeps again stays a guardian."""
+    placements = []
+    for instance in lists.failed:
+        why = (
+            instance.failure.reason if instance.failure else f"it is {instance.state} although it was wanted"
+        )
+        after = "" if retry_at(instance) is not None else "; not tried again by itself"
+        if asleep_again(instance):
+            placements.append(move(instance, Desired.DORMANT, f"its wake failed: {why}{after}"))
+        else:
+            placements.append(move(instance, Desired.GONE, f"failed: {why}{after}"))
+    return placements
+
+
+def _since(instance: InstanceView) -> float:
+    return max((m.report.since if m.report else math.inf for m in instance.members), default=math.inf)
+
+
+def excess_replicas(view: ModelView | None, lists: ModelFleet, decision: Decision) -> list[Placement]:
+    """Takes replicas away until the number is met: the youngest that are not ready, then the least busy."""
+    count = len(lists.wanted) - decision.replicas
+    if count <= 0:
+        return []
+    order = sorted(
+        lists.wanted,
+        key=lambda i: (
+            i.state is State.READY,
+            i.in_flight if i.state is State.READY else -_since(i),
+            -_since(i),
+            i.instance,
+        ),
+    )
+    operation = view.operation if view else ""
+    placements = []
+    for instance in order[:count]:
+        if instance.state in (State.READY, State.DRAINING):
+            desired, how = Desired.DRAINED, "drained first"
+        elif instance.state in (State.WAKING, State.DORMANT, State.SLEEPING):
+            desired, how = Desired.DORMANT, "it was not ready yet and sleeps again"
+        else:
+            desired, how = Desired.GONE, "it was not ready yet"
+        reason = f"one too many: {decision.reason}; {how}"
+        placements.append(move(instance, desired, reason, operation=operation))
+        lists.wanted.remove(instance)
+        if desired is Desired.DORMANT:
+            lists.guardians.append(instance)
+    return placements
+
+
+def guardians_kept(view: ModelView | None, decision: Decision) -> int:
+    """How many guardians may stay: the decided number, and one more reason at zero replicas."""
+    if view is None:
+        return 0
+    at_zero = decision.replicas == 0 and view.spec.scale_to_zero.keep is Keep.GUARDIAN
+    return max(decision.guardians, 1 if at_zero else 0)
+
+
+def settle_drained(view: ModelView | None, lists: ModelFleet, decision: Decision) -> list[Placement]:
+    """Puts drained replicas to sleep while guardians are short, and ends the others."""
+    kept = guardians_kept(view, decision)
+    asleep = sum(i.state in (State.DORMANT, State.SLEEPING) for i in lists.guardians)
+    placements = []
+    for instance in list(lists.draining):
+        if not instance.drained:
+            continue
+        operation = view.operation if view else ""
+        fits = view is not None and same_runtime(view.spec, instance.spec)
+        if view is not None and fits and asleep < kept:
+            asleep += 1
+            lists.guardians.append(instance)
+            reason = f"drained; sleeps as guardian {asleep} of {kept}"
+            level = view.spec.guardians.level
+            placements.append(move(instance, Desired.DORMANT, reason, operation=operation, level=level))
+        else:
+            reason = "drained; no guardian is short" if fits else "drained; no longer what its model asks for"
+            placements.append(move(instance, Desired.GONE, reason, operation=operation))
+        lists.draining.remove(instance)
+    return placements
+
+
+def excess_guardians(view: ModelView | None, lists: ModelFleet, decision: Decision) -> list[Placement]:
+    """Ends guardians that no longer fit their model, then those above the number: first what sleeps least."""
+    kept = guardians_kept(view, decision)
+    fitting = [i for i in lists.guardians if view is not None and same_runtime(view.spec, i.spec)]
+    placements = [
+        move(i, Desired.GONE, "its model is gone or started otherwise by now")
+        for i in lists.guardians
+        if i not in fitting
+    ]
+    rank = {State.DORMANT: 3, State.SLEEPING: 2, State.DRAINING: 2, State.READY: 2, State.WAKING: 1}
+    fitting.sort(key=lambda i: (rank.get(i.state, 0), i.mode is Mode.GUARDIAN, i.instance))
+    for instance in fitting[: max(0, len(fitting) - kept)]:
+        placements.append(move(instance, Desired.GONE, f"more guardians than the {kept} that are wanted"))
+        lists.guardians.remove(instance)
+    lists.guardians[:] = [i for i in lists.guardians if i in fitting]
+    return placements

@@ -1,0 +1,147 @@
+"""The ladder of one wake: which rungs are open, in which order, from which sources, and why. Zero I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from relight.core.fingerprint import digest
+from relight.core.records import (
+    Desired,
+    InstanceView,
+    MemberView,
+    ModelSpec,
+    Rung,
+    RungKind,
+    SlotView,
+    Snapshot,
+    SourceOffer,
+    SourceRef,
+)
+from relight.core.states import State
+
+SOURCES_PER_KIND = 2
+"""How many peers of one kind stand on a ladder: the second one is there when the first dies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ladder:
+    """The open rungs, best first, and what closed the others; `weight_bytes` 0 when no source told."""
+
+    rungs: tuple[Rung, ...]
+    refused: tuple[str, ...]
+    weight_bytes: int
+
+
+class Sources:
+    """The readable replicas of a snapshot; remembers how many readers this plan gave to each."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._slots: Mapping[str, SlotView] = {s.slot: s for s in snapshot.slots if s.alive}
+        self._ready = [
+            i
+            for i in sorted(snapshot.instances, key=lambda i: i.instance)
+            if i.state is State.READY
+            and i.desired is Desired.READY
+            and not i.remembered
+            and i.failure is None
+            and i.members
+            and all(m.slot in self._slots and m.report and m.report.source for m in i.members)
+        ]
+        self._readers: dict[str, int] = {}
+
+    def ladder(self, spec: ModelSpec, receiver: InstanceView, allowed: Sequence[RungKind]) -> Ladder:
+        """The rungs of a wake of `receiver` for `spec`; `allowed` empty means that the spec's all are."""
+        rungs: list[Rung] = []
+        refused: list[str] = []
+        fitting = []
+        for source in self._ready:
+            if source.model != spec.key or source.instance == receiver.instance:
+                continue
+            why = _mismatch(spec, receiver, source)
+            if why:
+                refused.append(f"{source.instance}: {why}")
+            else:
+                fitting.append(source)
+        fitting.sort(key=lambda s: (self._readers.get(s.instance, 0), s.in_flight, s.instance))
+        # Stable: the order of the spec, but for the disk, which is last whatever was written.
+        for kind in sorted(dict.fromkeys(spec.rungs), key=lambda k: k is RungKind.DISK):
+            if allowed and kind not in allowed:
+                refused.append(f"{kind}: the operation does not allow it")
+            elif kind is RungKind.DISK:
+                rungs.append(Rung(kind, "the checkpoint on disk, when nothing faster is left"))
+            elif kind is RungKind.HOST_COPY:
+                if receiver.level == 1:
+                    rungs.append(Rung(kind, "it sleeps at level 1: its weights are in host memory"))
+                else:
+                    refused.append(f"{kind}: it sleeps at level {receiver.level}, which keeps no copy")
+            else:
+                found = [r for s in fitting if (r := self._peer(kind, receiver, s))][:SOURCES_PER_KIND]
+                rungs += found
+                if not found:
+                    refused.append(f"{kind}: no ready source is in reach by it")
+        size = max((_offer(s.members[0]).weight_bytes for s in fitting), default=0)
+        return Ladder(tuple(rungs), tuple(refused), size)
+
+    def note_reader(self, rungs: Sequence[Rung]) -> None:
+        """Counts one more reader for the source of the first rung."""
+        if rungs and rungs[0].source is not None:
+            name = rungs[0].source.instance
+            self._readers[name] = self._readers.get(name, 0) + 1
+
+    def _peer(self, kind: RungKind, receiver: InstanceView, source: InstanceView) -> Rung | None:
+        if kind is RungKind.PEER_SHM and not all(
+            self._share_memory(ours.slot, theirs.slot)
+            for ours, theirs in zip(receiver.members, source.members, strict=True)
+        ):
+            return None
+        reference = source_for(kind, source.members[0], source.instance)
+        if not reference.address:
+            return None
+        where = "on the same host" if kind is RungKind.PEER_SHM else f"on slot {reference.slot}"
+        return Rung(kind, f"{source.instance} is ready {where}", reference)
+
+    def _share_memory(self, ours: str, theirs: str) -> bool:
+        a, b = self._slots.get(ours), self._slots.get(theirs)
+        if a is None or b is None or a.force_tcp or b.force_tcp:
+            return False
+        return bool(a.boot_id) and a.boot_id == b.boot_id
+
+
+def _offer(member: MemberView) -> SourceOffer:
+    if member.report is None or member.report.source is None:
+        raise ValueError(f"rank {member.rank} on {member.slot} offers nothing")
+    return member.report.source
+
+
+def source_for(kind: RungKind, member: MemberView, instance: str) -> SourceRef:
+    """The reference, still without a grant, to one member of a source that offers its weights."""
+    offer = _offer(member)
+    return SourceRef(
+        instance=instance,
+        slot=member.slot,
+        generation=offer.generation,
+        manifest_digest=offer.manifest_digest,
+        content_digest=offer.content_digest,
+        address=offer.shm_address if kind is RungKind.PEER_SHM else offer.tcp_address,
+    )
+
+
+def _mismatch(spec: ModelSpec, receiver: InstanceView, source: InstanceView) -> str:
+    """The first field that forbids copying from `source`, or the empty string."""
+    if source.spec.revision != spec.revision:
+        return f"content.revision: {spec.revision!r} is asked for, {source.spec.revision!r} there"
+    if len(source.members) != len(receiver.members):
+        return f"members: {len(receiver.members)} here, {len(source.members)} there"
+    for ours, theirs in zip(receiver.members, source.members, strict=True):
+        here = ours.report.fingerprint if ours.report else None
+        there = theirs.report.fingerprint if theirs.report else None
+        if here is not None and there is not None:
+            differences = here.differences(there)
+            if differences:
+                return str(differences[0])
+        elif here is not None and here.layout and _offer(theirs).layout_digest:
+            digest_here = digest(here.layout)
+            if digest_here != _offer(theirs).layout_digest:
+                return f"layout digest: {digest_here} here, {_offer(theirs).layout_digest} there"
+    return ""
