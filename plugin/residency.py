@@ -1,0 +1,256 @@
+"""Which of an engine member's memory is resident, and what may happen next: the engine's own safety catch.
+
+    awake -> asleep(level) -> refilled -> awake         asleep, refilled -> asleep (suspend)
+
+An engine that was put to sleep at any level resumes only after a complete and verified refill, whatever it is
+asked: a wake without a refill is refused, so garbage can never be served. Engine-agnostic: it knows a segment,
+a manifest and a way to reload from disk.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+
+from relight.core.clock import Clock
+from relight.core.errors import Conflict, InvalidInput, LocalFault, ModelDirty, RemoteFault, TransferError
+from relight.core.records import Phase, RungKind
+from relight.transfer import grants
+from relight.transfer.manifest import Canary, TensorEntry, WeightManifest
+from relight.transfer.segment import Segment, copy
+from relight.transfer.session import OnProgress, Received, refill
+from relight.transfer.source import Source
+from relight.transfer.transports.base import Connect, Listener
+from relight.transfer.transports.memory import MemoryReader
+from relight.transfer.transports.shm import ShmListener, ShmReader
+from relight.transfer.transports.tcp import TcpListener, TcpReader
+
+READ_DEADLINE = 5.0
+"""Seconds that one wait for a source may last before the source counts as gone."""
+HOST_COPY_GRANT_SECONDS = 3600.0
+
+
+class Residence(StrEnum):
+    AWAKE = "awake"
+    ASLEEP = "asleep"
+    REFILLED = "refilled"
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What a refill brought: bytes, where its time went, and one line that says how."""
+
+    bytes: int
+    phases: tuple[Phase, ...]
+    detail: str
+
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMemory:
+    """What the engine-specific part gives: how to describe, reload and restore its own tensors.
+
+    `describe(revision)` hashes what the segment holds; `reload(path)` fills the segment from a checkpoint
+    directory; `restore_scalars` sets host scalars; `drop_cache` gives the KV cache's pages back.
+    """
+
+    segment: Segment
+    table: Mapping[str, TensorEntry]
+    layout: Mapping[str, str]
+    describe: Callable[[str], WeightManifest]
+    reload: Callable[[str], None]
+    restore_scalars: Callable[[Mapping[str, float]], None]
+    drop_cache: Callable[[], None]
+
+
+class Residency:
+    """One member's weights, awake or asleep, and its source. Thread-safe; one transition at a time."""
+
+    def __init__(
+        self, instance: str, memory: ModelMemory, revision: str, source_socket: Path, bind_host: str, streams: int, clock: Clock
+    ) -> None:
+        self._memory, self._instance, self._streams, self._clock = memory, instance, streams, clock
+        self._socket, self._bind_host = source_socket, bind_host
+        self._lock = threading.Lock()
+        self.state = Residence.AWAKE
+        self.level = 0
+        self._host_copy: Source | None = None
+        self._listeners: tuple[Listener, ...] = ()
+        manifest = memory.describe(revision)
+        self.source = Source(instance, memory.segment, manifest, clock)
+        # Contents that were proven in this process, by revision: what the disk rung is checked against.
+        self._known: dict[str, WeightManifest] = {revision: manifest}
+
+    # ------------------------------------------------------------------ source
+
+    def set_canary(self, canary: Canary) -> None:
+        self.source.set_canary(canary)
+
+    def open_source(self, generation: int, key: str) -> dict[str, str]:
+        """Serves readers; returns the addresses by transport. Raises Conflict unless awake."""
+        with self._lock:
+            if self.state is not Residence.AWAKE:
+                raise Conflict(f"a member that is {self.state} cannot be a source")
+            self.source.open(generation, key)
+            if not self._listeners:
+                self._listeners = (ShmListener(self._socket), TcpListener(self._bind_host))
+                self._addresses = {each.kind: each.register(self.source) for each in self._listeners}
+            return dict(self._addresses)
+
+    def close_source(self, deadline_seconds: float) -> int:
+        """Drains readers and stops serving; returns how many were cut."""
+        cut = self.source.close(deadline_seconds)
+        with self._lock:
+            for each in self._listeners:
+                each.release()
+            self._listeners = ()
+        return cut
+
+    # ------------------------------------------------------------------ sleep
+
+    def sleep(self, level: int) -> None:
+        """Releases weights and KV cache; level 1 keeps a host copy. Raises InvalidInput, Conflict, LocalFault."""
+        if level not in (1, 2):
+            raise InvalidInput(f"sleep level 1 or 2, got {level}")
+        with self._lock:
+            if self.state is Residence.ASLEEP and self.level == level:
+                return
+            if self.state is not Residence.AWAKE:
+                raise Conflict(f"a member that is {self.state} cannot go to sleep at level {level}")
+            if self.source.readers:
+                raise Conflict("the source still has readers: close it first")
+            if level == 1:
+                self._host_copy = self._copy_to_host()
+            self._release(level)
+
+    def _release(self, level: int) -> None:
+        # The state changes first: should a release fail half-way, nothing may resume on what is left.
+        self.state, self.level = Residence.ASLEEP, level
+        self._memory.segment.drop()
+        self._memory.drop_cache()
+
+    def _copy_to_host(self) -> Source:
+        segment = self._memory.segment
+        kept = Segment(f"{self._instance}-host", segment.bytes)
+        kept.populate(0, kept.bytes)
+        copy(kept.view, segment.view)
+        return Source(f"{self._instance} host copy", kept, self.source.manifest, self._clock)
+
+    def suspend(self) -> None:
+        """Back to sleep from a refill that came to nothing (dirty, or a failed proof): memory is given back."""
+        with self._lock:
+            level = self.level or 2
+            self._release(level if self._host_copy is not None or level == 2 else 2)
+
+    # ------------------------------------------------------------------ wake
+
+    def refill(
+        self, kind: RungKind, revision: str, address: str, grant: str, source: str, path: str, progress: OnProgress
+    ) -> Restored:
+        """Fills the segment by one rung and proves every tensor. Raises RemoteFault, LocalFault, ModelDirty."""
+        with self._lock:
+            if self.state is Residence.AWAKE:
+                raise Conflict("the member is awake: a refill would overwrite what it serves from")
+            self.state = Residence.ASLEEP
+            begun = self._clock.now()
+            if kind is RungKind.DISK:
+                restored = self._from_disk(path, revision, begun)
+            else:
+                connect = self._connector(kind, address, grant, source)
+                restored = self._from_source(kind, connect, revision, source, progress)
+            self.state = Residence.REFILLED
+            return restored
+
+    def _connector(self, kind: RungKind, address: str, grant: str, source: str) -> Connect:
+        if kind is RungKind.PEER_SHM:
+            return lambda: ShmReader(address, grant, source, READ_DEADLINE)
+        if kind is RungKind.PEER_TCP:
+            return lambda: TcpReader(address, grant, source, READ_DEADLINE)
+        host = self._host_copy
+        if host is None:
+            raise LocalFault("no host copy is kept: the member slept at level 2")
+        generation = host.manifest.generation + 1
+        key = grants.new_key()
+        host.open(generation, key)
+        claims = grants.Claims(
+            host.instance, generation, host.manifest_digest, self._instance, self._clock.now() + HOST_COPY_GRANT_SECONDS
+        )
+        own = grants.mint(key, claims)
+        return lambda: MemoryReader(host, own)
+
+    def _from_source(
+        self, kind: RungKind, connect: Connect, revision: str, source: str, progress: OnProgress
+    ) -> Restored:
+        got: Received = refill(
+            self._memory.segment, self._memory.layout, self._memory.table, revision, connect,
+            streams=self._streams, clock=self._clock, on_progress=progress,
+        )  # fmt: skip
+        try:
+            self._memory.restore_scalars(got.manifest.scalars)
+        except LocalFault as error:
+            raise ModelDirty(str(error), cause=RemoteFault(f"{source}: {error}")) from error
+        self._adopt(got.manifest, revision)
+        pages = "2 MiB pages" if got.huge_pages else "4 KiB pages"
+        return Restored(got.bytes, got.phases, f"{kind} from {source or 'own host copy'}, {got.streams} streams, {pages}")
+
+    def _from_disk(self, path: str, revision: str, begun: float) -> Restored:
+        segment = self._memory.segment
+        try:
+            segment.populate(0, segment.bytes)
+            paged = self._clock.now()
+            self._memory.reload(path)
+            pulled = self._clock.now()
+            manifest = self._memory.describe(revision)
+        except Exception as error:  # the checkpoint reader's errors are the engine's own, of any type
+            fault = error if isinstance(error, TransferError) else LocalFault(f"{path}: {type(error).__name__}: {error}")
+            raise ModelDirty(str(fault), cause=fault) from error
+        self._compare(manifest, revision, path)
+        self._adopt(replace(manifest, canary=self._known[revision].canary) if revision in self._known else manifest, revision)
+        verified = self._clock.now()
+        phases = (
+            Phase("pages", begun, paged, "all pages"),
+            Phase("pull", paged, pulled, f"{manifest.weight_bytes} bytes read and packed from {path}"),
+            Phase("verify", pulled, verified, "xxh3-128 of every tensor"),
+        )
+        return Restored(manifest.weight_bytes, phases, f"disk from {path}")
+
+    def _compare(self, manifest: WeightManifest, revision: str, path: str) -> None:
+        known = self._known.get(revision)
+        if known is None:
+            return
+        expected = {t.name: t.digest for t in known.tensors}
+        for tensor in manifest.tensors:
+            if tensor.digest != expected.get(tensor.name):
+                fault = RemoteFault(
+                    f"tensor {tensor.name} read from {path}: digest {tensor.digest}, "
+                    f"revision {revision!r} had {expected.get(tensor.name)}"
+                )
+                raise ModelDirty(str(fault), cause=fault)
+
+    def _adopt(self, manifest: WeightManifest, revision: str) -> None:
+        ours = replace(manifest, generation=self.source.manifest.generation)
+        self.source.set_manifest(ours)
+        self._known[revision] = ours
+
+    def resume(self) -> None:
+        """The engine asks whether it may go on. Raises Conflict unless a verified refill came before."""
+        with self._lock:
+            if self.state is Residence.ASLEEP:
+                raise Conflict("weights are not resident: a refill must precede the wake")
+            if self.state is Residence.REFILLED:
+                self.state, self.level = Residence.AWAKE, 0
+                if self._host_copy is not None:
+                    self._host_copy.close(0)
+                    self._host_copy.segment.close()
+                    self._host_copy = None
+
+    # ------------------------------------------------------------------ reading
+
+    @property
+    def host_copy_bytes(self) -> int:
+        """Bytes of the host copy, 0 without one."""
+        host = self._host_copy
+        return host.segment.resident_bytes() if host is not None else 0

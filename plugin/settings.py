@@ -1,0 +1,48 @@
+"""What the agent tells the in-process part, by environment: read once, checked, in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from relight.core.errors import FieldError, InvalidInput
+
+INSTANCE = "RELIGHT_INSTANCE"
+DIRECTORY = "RELIGHT_ENGINE_DIR"
+BIND_HOST = "RELIGHT_BIND_HOST"
+REVISION = "RELIGHT_CONTENT_REVISION"
+STREAMS = "RELIGHT_STREAMS"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """`directory` is private to the instance and holds its sockets; `bind_host` is where tcp sources listen.
+
+    `revision` names the content that the engine loads at start; `streams` is how many streams a refill uses.
+    """
+
+    instance: str
+    directory: Path
+    bind_host: str
+    revision: str
+    streams: int
+
+    def control_socket(self, rank: int) -> Path:
+        """Where the member of this rank takes the agent's calls."""
+        return self.directory / f"worker-{rank}.sock"
+
+    def source_socket(self, rank: int) -> Path:
+        """Where the member of this rank serves shm readers."""
+        return self.directory / f"source-{rank}.sock"
+
+
+def read(environ: Mapping[str, str]) -> Settings:
+    """The settings in `environ`. Raises InvalidInput naming what is missing or wrong."""
+    wrong = [FieldError(k, "to be set by the agent", "nothing") for k in (INSTANCE, DIRECTORY, BIND_HOST) if not environ.get(k)]
+    streams = environ.get(STREAMS, "2")
+    if not streams.isdigit() or not 1 <= int(streams) <= 64:
+        wrong.append(FieldError(STREAMS, "a number from 1 to 64", streams))
+    if wrong:
+        raise InvalidInput("the engine was not started by an agent", wrong)
+    return Settings(environ[INSTANCE], Path(environ[DIRECTORY]), environ[BIND_HOST], environ.get(REVISION, ""), int(streams))

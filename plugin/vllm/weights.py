@@ -1,0 +1,175 @@
+"""A model's tensors, moved into one segment and described by a manifest.
+
+Every parameter, buffer and tensor held as a plain attribute is re-pointed at the segment without changing
+its identity, so whatever refers to it follows. Tensors that share storage move together. Host scalars (floats
+that kernels are called with) are described apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from relight.core.errors import LocalFault
+from relight.core.fingerprint import Fingerprint
+from relight.transfer.manifest import ITEM_BYTES, TensorEntry, WeightManifest
+from relight.transfer.segment import Segment, copy
+from relight.transfer.verify import digest
+
+ALIGNMENT = 256
+"""Bytes; more than any kernel asks for."""
+_NOT_WEIGHTS = frozenset({"kv_cache"})
+_OWN = ("vllm.", "relight.")
+
+
+def _inside(value: object, name: str, depth: int) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield name, value
+    elif isinstance(value, dict) and depth:
+        for key, inner in value.items():
+            yield from _inside(inner, f"{name}.{key}", depth - 1)
+    elif isinstance(value, list | tuple) and depth:
+        for n, inner in enumerate(value):
+            yield from _inside(inner, f"{name}.{n}", depth - 1)
+    elif depth and not isinstance(value, nn.Module) and type(value).__module__.startswith(_OWN):
+        # Kernels, quantisation methods and attention backends keep tensors in plain objects.
+        for key, inner in getattr(value, "__dict__", {}).items():
+            yield from _inside(inner, f"{name}.{key}", depth - 1)
+
+
+def tensors_of(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor with content that the model holds, by name; the same tensor may come under many names."""
+    for path, module in model.named_modules():
+        dot = f"{path}." if path else ""
+        for registry in (module._parameters, module._buffers):
+            for name, tensor in registry.items():
+                if tensor is not None:
+                    yield dot + name, tensor
+        for name, value in module.__dict__.items():
+            if name not in _NOT_WEIGHTS and not name.startswith("_forward") and name not in ("_parameters", "_buffers", "_modules"):
+                yield from _inside(value, dot + name, 2)
+
+
+def scalars_of(model: nn.Module) -> dict[str, float]:
+    """Host scalars of the layers, such as FP8 KV scales: floats that are not tensors and change answers."""
+    found = {}
+    for path, module in model.named_modules():
+        for name, value in module.__dict__.items():
+            if type(value) is float:
+                found[f"{path}.{name}"] = value
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Tensors of one storage: the bytes to move, and who points into them."""
+
+    start: int
+    bytes: int
+    members: tuple[tuple[str, torch.Tensor], ...]
+
+    @property
+    def single(self) -> bool:
+        _, first = self.members[0]
+        return all(
+            (t.data_ptr(), t.shape, t.stride(), t.dtype) == (first.data_ptr(), first.shape, first.stride(), first.dtype)
+            for _, t in self.members
+        )
+
+
+def _groups(model: nn.Module) -> list[_Group]:
+    by_storage: dict[int, list[tuple[str, torch.Tensor]]] = {}
+    for name, tensor in tensors_of(model):
+        if tensor.device.type == "cpu" and tensor.layout == torch.strided and tensor.numel():
+            by_storage.setdefault(tensor.untyped_storage().data_ptr(), []).append((name, tensor))
+    groups = []
+    for members in by_storage.values():
+        ends = [(t.data_ptr(), t.data_ptr() + _reach(t) * t.element_size()) for _, t in members]
+        low, high = min(a for a, _ in ends), max(b for _, b in ends)
+        groups.append(_Group(low, high - low, tuple(members)))
+    return groups
+
+
+def _reach(tensor: torch.Tensor) -> int:
+    return 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name not in ITEM_BYTES:
+        raise LocalFault(f"tensors of dtype {name} cannot be exported")
+    return name
+
+
+class Weights:
+    """The model's tensors in their segment, and the table that says which lies where."""
+
+    def __init__(self, model: nn.Module, name: str) -> None:
+        """Moves all tensors of `model` into a new segment. Raises LocalFault (no memory, odd dtype)."""
+        self.model = model
+        groups = _groups(model)
+        offsets, end = [], 0
+        for group in groups:
+            offsets.append(end)
+            end += -(-group.bytes // ALIGNMENT) * ALIGNMENT
+        self.segment = Segment(name, end)
+        self.segment.populate(0, self.segment.bytes)
+        whole = torch.frombuffer(self.segment.view, dtype=torch.uint8)
+        self.table: dict[str, TensorEntry] = {}
+        self._unsaved: dict[str, bytes] = {}
+        parameters = {id(p) for p in model.parameters()}
+        for group, offset in zip(groups, offsets, strict=True):
+            self._move(group, offset, whole)
+            entry = self._entry(group, offset)
+            self.table[entry.name] = entry
+            if not all(id(t) in parameters for _, t in group.members):
+                # No checkpoint holds buffers and computed attributes: the disk rung needs a copy of its own.
+                self._unsaved[entry.name] = bytes(self._bytes(entry))
+
+    def _move(self, group: _Group, offset: int, whole: torch.Tensor) -> None:
+        for _, tensor in group.members:
+            at = offset + tensor.data_ptr() - group.start
+            size = _reach(tensor) * tensor.element_size()
+            view = whole[at : at + size].view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
+            view.copy_(tensor.data)
+            # Assigning .data keeps the object, so every reference to it now reads the segment.
+            tensor.data = view
+
+    @staticmethod
+    def _entry(group: _Group, offset: int) -> TensorEntry:
+        names = list(dict.fromkeys(name for name, _ in group.members))
+        _, first = group.members[0]
+        if group.single:
+            shape, stride, dtype = tuple(first.shape), tuple(first.stride()), _dtype(first)
+        else:
+            # Different views of one storage travel as its bytes.
+            shape, stride, dtype = (group.bytes,), (1,), "uint8"
+        return TensorEntry(names[0], dtype, shape, stride, offset, group.bytes, "0" * 32, tuple(names[1:]))
+
+    def _bytes(self, entry: TensorEntry) -> memoryview:
+        return self.segment.view[entry.offset : entry.offset + entry.bytes]
+
+    def describe(self, fingerprint: Fingerprint) -> WeightManifest:
+        """The manifest of what the segment holds now; every tensor is hashed."""
+        tensors = tuple(replace(e, digest=digest(self._bytes(e))) for e in self.table.values())
+        return WeightManifest(fingerprint, 0, self.segment.bytes, tensors, scalars_of(self.model))
+
+    def restore_unsaved(self) -> None:
+        """Puts back the tensors that no checkpoint holds."""
+        for name, data in self._unsaved.items():
+            copy(self._bytes(self.table[name]), memoryview(bytearray(data)))
+
+    def restore_scalars(self, scalars: Mapping[str, float]) -> None:
+        """Sets host scalars to the source's values. Raises LocalFault naming one that exists on one side only."""
+        ours = scalars_of(self.model)
+        odd = sorted(set(ours) ^ set(scalars))
+        if odd:
+            raise LocalFault(f"host scalar {odd[0]} exists on one side only")
+        modules = dict(self.model.named_modules())
+        for name, value in scalars.items():
+            if ours[name] != value:
+                path, _, attribute = name.rpartition(".")
+                setattr(modules[path], attribute, value)

@@ -1,0 +1,221 @@
+"""The worker class `RelightCPUWorker`: vLLM's CPU worker whose sleep frees memory and whose wake is proven.
+
+Weights lie in a segment from load on; the KV cache's pages are given back at sleep. The agent reaches the worker
+past vLLM's own loop, on a control socket, so that a refill neither waits for nor blocks the engine.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import mmap
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from relight.core.clock import SystemClock
+from relight.core.errors import LocalFault
+from relight.core.fingerprint import Fingerprint, digest
+from relight.core.logs import configure, get_logger
+from relight.core.records import RungKind
+from relight.plugin import settings as environment
+from relight.plugin.control import ControlServer, Progress
+from relight.plugin.residency import ModelMemory, Residency
+from relight.plugin.vllm import packing
+from relight.plugin.vllm.loader import reload_in_place
+from relight.plugin.vllm.weights import Weights
+from relight.transfer.manifest import Canary, WeightManifest
+from vllm import __version__ as vllm_version
+from vllm.config import set_current_vllm_config
+from vllm.v1.worker.cpu_worker import CPUWorker
+from vllm.v1.worker.worker_base import CompilationTimes
+
+LAYOUT_VERSION = "1"
+"""Changes whenever the same engine would lay the same weights out differently."""
+PROGRESS_STEP = 16 << 20
+
+log = get_logger("plugin.vllm.worker")
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
+_MADV_DONTNEED = 4
+
+
+def _pages(tensor: torch.Tensor) -> tuple[int, int]:
+    """(address, length) of the whole pages inside a tensor's storage; the edges belong to the allocator."""
+    storage = tensor.untyped_storage()
+    start, stop = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+    low, high = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
+    return low, max(high - low, 0)
+
+
+class RelightCPUWorker(CPUWorker):  # type: ignore[misc]
+    """See the module; `--worker-cls relight.plugin.vllm.worker.RelightCPUWorker`."""
+
+    def load_model(self, *, load_dummy_weights: bool = False) -> None:
+        configure("engine")
+        super().load_model(load_dummy_weights=load_dummy_weights)
+        self._relight_settings = environment.read(os.environ)
+        self._relight_weights = Weights(self.get_model(), self._relight_settings.instance)
+
+    def compile_or_warm_up_model(self) -> CompilationTimes:
+        times = super().compile_or_warm_up_model()
+        own, weights = self._relight_settings, self._relight_weights
+        self._relight_layout = self._layout()
+        memory = ModelMemory(
+            weights.segment, weights.table, self._relight_layout, self._describe, self._reload,
+            weights.restore_scalars, self._drop_cache,
+        )  # fmt: skip
+        clock = SystemClock()
+        self._relight = Residency(
+            own.instance, memory, own.revision, own.source_socket(self.rank), own.bind_host, own.streams, clock
+        )
+        self._relight_control = ControlServer(
+            own.control_socket(self.rank),
+            {
+                "describe": self._op_describe,
+                "resident": self._op_resident,
+                "set_canary": self._op_set_canary,
+                "canary": self._op_canary,
+                "open_source": lambda a, _: self._relight.open_source(int(a["generation"]), str(a["key"])),
+                "close_source": lambda a, _: self._relight.close_source(float(a["deadline_seconds"])),
+                "refill": self._op_refill,
+                "suspend": lambda a, _: self._relight.suspend(),
+            },
+        )
+        log.info("worker.ready", instance=own.instance, rank=self.rank, weight_bytes=weights.segment.bytes)
+        return times
+
+    # ------------------------------------------------------------------ called by vLLM, in its own loop
+
+    def sleep(self, level: int = 1) -> None:
+        self._relight.sleep(level)
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        # Raising keeps vLLM's scheduler paused: an engine without proven weights cannot be made to answer.
+        self._relight.resume()
+
+    def discard(self, tags: tuple[str, ...]) -> None:
+        if "kv_cache" in tags:
+            self._drop_cache()
+
+    # ------------------------------------------------------------------ called by the agent, on a control thread
+
+    def _op_describe(self, arguments: Mapping[str, Any], progress: Progress) -> object:
+        manifest = self._relight.source.manifest
+        return {
+            "fingerprint": asdict(manifest.fingerprint),
+            "manifest_digest": self._relight.source.manifest_digest,
+            "content_digest": manifest.content_digest(),
+            "layout_digest": digest(self._relight_layout),
+            "weight_bytes": manifest.weight_bytes,
+            "kv_bytes": self._cache_resident(),
+            "state": str(self._relight.state),
+            "level": self._relight.level,
+        }
+
+    def _op_resident(self, arguments: Mapping[str, Any], progress: Progress) -> object:
+        # A segment whose pages no process maps is counted by nobody's proportional set size.
+        return {
+            "weight_bytes": self._relight_weights.segment.resident_bytes(),
+            "kv_bytes": self._cache_resident(),
+            "host_copy_bytes": self._relight.host_copy_bytes,
+        }
+
+    def _op_set_canary(self, arguments: Mapping[str, Any], progress: Progress) -> object:
+        self._relight.set_canary(
+            Canary(
+                tuple(map(int, arguments["prompt_token_ids"])),
+                tuple(map(int, arguments["token_ids"])),
+                tuple(map(float, arguments["logprobs"])),
+            )
+        )
+        return None
+
+    def _op_canary(self, arguments: Mapping[str, Any], progress: Progress) -> object:
+        canary = self._relight.source.manifest.canary
+        return None if canary is None else asdict(canary)
+
+    def _op_refill(self, arguments: Mapping[str, Any], progress: Progress) -> object:
+        told = 0
+
+        def tell(done: int, total: int) -> None:
+            nonlocal told
+            if done - told >= PROGRESS_STEP or done == total:
+                told = done
+                progress({"bytes": done, "total": total})
+
+        got = self._relight.refill(
+            RungKind(arguments["kind"]), str(arguments["revision"]), str(arguments.get("address", "")),
+            str(arguments.get("grant", "")), str(arguments.get("source", "")), str(arguments.get("path", "")), tell,
+        )  # fmt: skip
+        canary = self._op_canary({}, progress)
+        return {"bytes": got.bytes, "phases": [asdict(p) for p in got.phases], "detail": got.detail, "canary": canary}
+
+    # ------------------------------------------------------------------ what the residency is given
+
+    def _describe(self, revision: str) -> WeightManifest:
+        prints = Fingerprint(self._relight_layout, {"revision": revision}, self._runtime())
+        return self._relight_weights.describe(prints)
+
+    def _reload(self, path: str) -> None:
+        with torch.inference_mode(False), set_current_vllm_config(self.vllm_config):
+            reload_in_place(self.get_model(), self.vllm_config, path)
+        self._relight_weights.restore_unsaved()
+
+    def _caches(self) -> list[torch.Tensor]:
+        unique = {t.untyped_storage().data_ptr(): t for t in self.model_runner.kv_caches}
+        return list(unique.values())
+
+    def _drop_cache(self) -> None:
+        for tensor in self._caches():
+            address, length = _pages(tensor)
+            if length and _libc.madvise(address, length, _MADV_DONTNEED) != 0:
+                raise LocalFault(f"giving the KV cache back: {os.strerror(ctypes.get_errno())}")
+
+    def _cache_resident(self) -> int:
+        total = 0
+        for tensor in self._caches():
+            address, length = _pages(tensor)
+            marks = ctypes.create_string_buffer(length // mmap.PAGESIZE)
+            if length and _libc.mincore(address, length, marks) == 0:
+                total += sum(b & 1 for b in marks.raw) * mmap.PAGESIZE
+        return total
+
+    # ------------------------------------------------------------------ fingerprint
+
+    def _layout(self) -> dict[str, str]:
+        """What makes this member's bytes interchangeable with another's."""
+        config, parallel = self.model_config, self.parallel_config
+        fields = config.hf_config.to_dict()
+        # Where the checkpoint lies says nothing about what lies in memory.
+        for name in ("_name_or_path", "transformers_version"):
+            fields.pop(name, None)
+        text = json.dumps(fields, sort_keys=True, default=str)
+        return {
+            "engine": f"vllm {vllm_version}",
+            "torch": torch.__version__,
+            "relight_layout": LAYOUT_VERSION,
+            "architectures": ",".join(config.hf_config.architectures or ()),
+            "model_config": hashlib.sha256(text.encode()).hexdigest()[:16],
+            "dtype": str(config.dtype).removeprefix("torch."),
+            "quantization": str(config.quantization or "none"),
+            "packing": packing.probe(),
+            "tensor_parallel": str(parallel.tensor_parallel_size),
+            "pipeline_parallel": str(parallel.pipeline_parallel_size),
+            "rank": str(self.rank),
+            "device": "cpu",
+        }
+
+    def _runtime(self) -> dict[str, str]:
+        """What a wake cannot change: a guardian is bound to it."""
+        return {
+            "max_model_len": str(self.model_config.max_model_len),
+            "kv_cache_bytes": str(sum(t.untyped_storage().nbytes() for t in self._caches())),
+            "max_num_seqs": str(self.scheduler_config.max_num_seqs),
+            "compile": str(self.compilation_config.mode),
+        }
