@@ -57,11 +57,7 @@ EDGES: frozenset[tuple[State, State]] = frozenset(
         (State.FAILED, State.STOPPING),
         (State.STOPPING, State.GONE),
         (State.NONE, State.GONE),
-        *(
-            (state, State.FAILED)
-            for state in State
-            if state not in (State.FAILED, State.GONE)
-        ),
+        *((state, State.FAILED) for state in State if state not in (State.FAILED, State.GONE)),
     }
 )
 

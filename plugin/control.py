@@ -69,7 +69,7 @@ class ControlServer:
             return {"ok": operation(arguments, progress)}
         except RelightError as error:
             return {"error": _described(error)}
-        except Exception as error:  # noqa: BLE001 - the engine must outlive any failed call; it is logged and told
+        except Exception as error:
             log.exception("control.failed", line=line[:200].decode(errors="replace"))
             return {"error": _described(LocalFault(f"{type(error).__name__}: {error}"))}
 

@@ -48,7 +48,6 @@ class Restored:
     detail: str
 
 
-
 @dataclass(frozen=True, slots=True)
 class ModelMemory:
     """What the engine-specific part gives: how to describe, reload and restore its own tensors.
@@ -70,7 +69,14 @@ class Residency:
     """One member's weights, awake or asleep, and its source. Thread-safe; one transition at a time."""
 
     def __init__(
-        self, instance: str, memory: ModelMemory, revision: str, source_socket: Path, bind_host: str, streams: int, clock: Clock
+        self,
+        instance: str,
+        memory: ModelMemory,
+        revision: str,
+        source_socket: Path,
+        bind_host: str,
+        streams: int,
+        clock: Clock,
     ) -> None:
         self._memory, self._instance, self._streams, self._clock = memory, instance, streams, clock
         self._socket, self._bind_host = source_socket, bind_host
@@ -79,6 +85,7 @@ class Residency:
         self.level = 0
         self._host_copy: Source | None = None
         self._listeners: tuple[Listener, ...] = ()
+        self._addresses: dict[str, str] = {}
         manifest = memory.describe(revision)
         self.source = Source(instance, memory.segment, manifest, clock)
         # Contents that were proven in this process, by revision: what the disk rung is checked against.
@@ -89,16 +96,20 @@ class Residency:
     def set_canary(self, canary: Canary) -> None:
         self.source.set_canary(canary)
 
-    def open_source(self, generation: int, key: str) -> dict[str, str]:
-        """Serves readers; returns the addresses by transport. Raises Conflict unless awake."""
+    def open_source(self, key: str) -> dict[str, object]:
+        """Serves readers under a new generation; returns it with the addresses by transport.
+
+        Grants of earlier generations are void from here on. Raises Conflict unless awake.
+        """
         with self._lock:
             if self.state is not Residence.AWAKE:
                 raise Conflict(f"a member that is {self.state} cannot be a source")
+            generation = self.source.manifest.generation + 1
             self.source.open(generation, key)
             if not self._listeners:
                 self._listeners = (ShmListener(self._socket), TcpListener(self._bind_host))
                 self._addresses = {each.kind: each.register(self.source) for each in self._listeners}
-            return dict(self._addresses)
+            return {"generation": generation, **self._addresses}
 
     def close_source(self, deadline_seconds: float) -> int:
         """Drains readers and stops serving; returns how many were cut."""
@@ -194,7 +205,9 @@ class Residency:
             raise ModelDirty(str(error), cause=RemoteFault(f"{source}: {error}")) from error
         self._adopt(got.manifest, revision)
         pages = "2 MiB pages" if got.huge_pages else "4 KiB pages"
-        return Restored(got.bytes, got.phases, f"{kind} from {source or 'own host copy'}, {got.streams} streams, {pages}")
+        return Restored(
+            got.bytes, got.phases, f"{kind} from {source or 'own host copy'}, {got.streams} streams, {pages}"
+        )
 
     def _from_disk(self, path: str, revision: str, begun: float) -> Restored:
         segment = self._memory.segment
@@ -205,10 +218,14 @@ class Residency:
             pulled = self._clock.now()
             manifest = self._memory.describe(revision)
         except Exception as error:  # the checkpoint reader's errors are the engine's own, of any type
-            fault = error if isinstance(error, TransferError) else LocalFault(f"{path}: {type(error).__name__}: {error}")
+            fault = (
+                error if isinstance(error, TransferError) else LocalFault(f"{path}: {type(error).__name__}: {error}")
+            )
             raise ModelDirty(str(fault), cause=fault) from error
         self._compare(manifest, revision, path)
-        self._adopt(replace(manifest, canary=self._known[revision].canary) if revision in self._known else manifest, revision)
+        self._adopt(
+            replace(manifest, canary=self._known[revision].canary) if revision in self._known else manifest, revision
+        )
         verified = self._clock.now()
         phases = (
             Phase("pages", begun, paged, "all pages"),

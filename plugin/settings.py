@@ -39,10 +39,16 @@ class Settings:
 
 def read(environ: Mapping[str, str]) -> Settings:
     """The settings in `environ`. Raises InvalidInput naming what is missing or wrong."""
-    wrong = [FieldError(k, "to be set by the agent", "nothing") for k in (INSTANCE, DIRECTORY, BIND_HOST) if not environ.get(k)]
+    wrong = [
+        FieldError(k, "to be set by the agent", "nothing")
+        for k in (INSTANCE, DIRECTORY, BIND_HOST)
+        if not environ.get(k)
+    ]
     streams = environ.get(STREAMS, "2")
     if not streams.isdigit() or not 1 <= int(streams) <= 64:
         wrong.append(FieldError(STREAMS, "a number from 1 to 64", streams))
     if wrong:
         raise InvalidInput("the engine was not started by an agent", wrong)
-    return Settings(environ[INSTANCE], Path(environ[DIRECTORY]), environ[BIND_HOST], environ.get(REVISION, ""), int(streams))
+    return Settings(
+        environ[INSTANCE], Path(environ[DIRECTORY]), environ[BIND_HOST], environ.get(REVISION, ""), int(streams)
+    )

@@ -20,7 +20,14 @@ def generate(out: Path) -> list[Path]:
     """Writes the generated modules below `out` and returns their paths relative to it."""
     sources = sorted(str(p.relative_to(PROTOS)) for p in PROTOS.glob("relight/v1/*.proto"))
     include = str(files("grpc_tools") / "_proto")
-    arguments = ["protoc", f"-I{PROTOS}", f"-I{include}", f"--python_out={out}", f"--grpc_python_out={out}", f"--mypy_out={out}"]
+    arguments = [
+        "protoc",
+        f"-I{PROTOS}",
+        f"-I{include}",
+        f"--python_out={out}",
+        f"--grpc_python_out={out}",
+        f"--mypy_out={out}",
+    ]
     # protoc looks its mypy plugin up on PATH: the one of this interpreter's environment.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     if protoc.main([*arguments, *sources]) != 0:
@@ -31,7 +38,11 @@ def generate(out: Path) -> list[Path]:
         text = (out / path).read_text()
         text = re.sub(r"^from relight\.v1 import", "from relight.protos.relight.v1 import", text, flags=re.M)
         text = re.sub(r"^import relight\.v1\.", "import relight.protos.relight.v1.", text, flags=re.M)
-        text = re.sub(r"(?<![\w.])relight\.v1\.(\w+_pb2)", r"relight.protos.relight.v1.\1", text) if path.suffix == ".pyi" else text
+        text = (
+            re.sub(r"(?<![\w.])relight\.v1\.(\w+_pb2)", r"relight.protos.relight.v1.\1", text)
+            if path.suffix == ".pyi"
+            else text
+        )
         (out / path).write_text(text)
     return made
 

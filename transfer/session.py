@@ -156,7 +156,9 @@ def _phases(shared: _Shared, segment: Segment, begun: float) -> tuple[Phase, ...
     # The manifest was fetched and compared before the first byte: that is part of the pull.
     shared.work["pull"].start = begun
     return tuple(
-        Phase(name, w.start, w.end, f"{said[name]}; {w.spent:.3f} s of work") for name, w in shared.work.items() if w.end
+        Phase(name, w.start, w.end, f"{said[name]}; {w.spent:.3f} s of work")
+        for name, w in shared.work.items()
+        if w.end
     )
 
 
@@ -165,7 +167,7 @@ def _stream(
 ) -> None:
     spent = dict.fromkeys(shared.work, 0.0)
     begun = clock.now()
-    marks = {name: begun for name in shared.work}
+    marks = dict.fromkeys(shared.work, begun)
     try:
         _fill(segment, stripe, reader, shared, clock, spent, marks, on_progress)
     except (RelightError, OSError, MemoryError) as error:

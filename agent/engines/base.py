@@ -40,6 +40,8 @@ class MemberContext:
     assignment: InstanceAssignment
     directory: Path
     """Private to this instance (mode 0700); holds its sockets, logs, caches. Kept over agent restarts."""
+    log_path: Path
+    """Where the engine's output goes."""
     bind_host: str
     """Address that engine and data sockets listen on."""
     force_tcp: bool = False

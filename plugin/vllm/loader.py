@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torch import nn
-
 from relight.plugin.vllm import packing
+from torch import nn
 from vllm.config import ModelConfig, VllmConfig
 from vllm.config.load import LoadConfig
 from vllm.model_executor.model_loader import register_model_loader

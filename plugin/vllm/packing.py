@@ -12,9 +12,8 @@ rows straight out of it, so that one tensor serves both ends of the model. docs/
 from __future__ import annotations
 
 import torch
-from torch import nn
-
 import vllm._custom_ops as ops
+from torch import nn
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
 

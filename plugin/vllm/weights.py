@@ -49,7 +49,11 @@ def tensors_of(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
                 if tensor is not None:
                     yield dot + name, tensor
         for name, value in module.__dict__.items():
-            if name not in _NOT_WEIGHTS and not name.startswith("_forward") and name not in ("_parameters", "_buffers", "_modules"):
+            if (
+                name not in _NOT_WEIGHTS
+                and not name.startswith("_forward")
+                and name not in ("_parameters", "_buffers", "_modules")
+            ):
                 yield from _inside(value, dot + name, 2)
 
 

@@ -16,23 +16,23 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-
-from relight.core.clock import SystemClock
-from relight.core.errors import LocalFault
-from relight.core.fingerprint import Fingerprint, digest
-from relight.core.logs import configure, get_logger
-from relight.core.records import RungKind
 from relight.plugin import settings as environment
 from relight.plugin.control import ControlServer, Progress
 from relight.plugin.residency import ModelMemory, Residency
 from relight.plugin.vllm import packing
 from relight.plugin.vllm.loader import reload_in_place
 from relight.plugin.vllm.weights import Weights
-from relight.transfer.manifest import Canary, WeightManifest
 from vllm import __version__ as vllm_version
 from vllm.config import set_current_vllm_config
 from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.worker_base import CompilationTimes
+
+from relight.core.clock import SystemClock
+from relight.core.errors import LocalFault
+from relight.core.fingerprint import Fingerprint, digest
+from relight.core.logs import configure, get_logger
+from relight.core.records import RungKind
+from relight.transfer.manifest import Canary, WeightManifest
 
 LAYOUT_VERSION = "1"
 """Changes whenever the same engine would lay the same weights out differently."""
@@ -81,7 +81,7 @@ class RelightCPUWorker(CPUWorker):  # type: ignore[misc]
                 "resident": self._op_resident,
                 "set_canary": self._op_set_canary,
                 "canary": self._op_canary,
-                "open_source": lambda a, _: self._relight.open_source(int(a["generation"]), str(a["key"])),
+                "open_source": lambda a, _: self._relight.open_source(str(a["key"])),
                 "close_source": lambda a, _: self._relight.close_source(float(a["deadline_seconds"])),
                 "refill": self._op_refill,
                 "suspend": lambda a, _: self._relight.suspend(),

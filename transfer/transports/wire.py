@@ -91,7 +91,11 @@ def serve(
     try:
         try:
             hello = json.loads(receive_frame(sock, MAX_HELLO))
-            if not isinstance(hello, dict) or hello.get("version") != VERSION or not isinstance(hello.get("grant"), str):
+            if (
+                not isinstance(hello, dict)
+                or hello.get("version") != VERSION
+                or not isinstance(hello.get("grant"), str)
+            ):
                 raise InvalidInput(f"expected a hello of version {VERSION} with a grant")
             pin = source.admit(hello["grant"])
         except (RelightError, ValueError) as error:

@@ -1,0 +1,403 @@
+"""vLLM on the CPU: its command line and environment, and the handle on a running server.
+
+The handle speaks to vLLM's own HTTP (health, sleep, wake, completions) and, for what vLLM has no call for, to the
+plugin in its worker process (vllm_control.py). Control endpoints listen on the bind host, loopback by default.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import re
+import socket
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from relight.agent.devices.base import Device
+from relight.agent.engines.base import (
+    EngineCommand,
+    EngineFacts,
+    Health,
+    MemberContext,
+    Progress,
+    Proof,
+    ProofFailed,
+    Refill,
+)
+from relight.agent.engines.vllm_control import call
+from relight.core.clock import Clock, SystemClock
+from relight.core.errors import FieldError, InvalidInput, LocalFault
+from relight.core.fingerprint import Fingerprint
+from relight.core.logs import get_logger
+from relight.core.records import Endpoint, OnTimeout, Phase, Rung, RungKind, SourceOffer
+from relight.transfer.grants import new_key
+
+log = get_logger("agent.vllm")
+
+OWN_ARGUMENTS = (
+    "--worker-cls", "--load-format", "--host", "--port", "--uds", "--served-model-name", "--model",
+    "--enable-sleep-mode", "--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--data-parallel-size",
+)  # fmt: skip
+"""Arguments that decide how Relight reaches or divides the engine: it sets them itself."""
+OWN_ENVIRONMENT = (
+    "VLLM_PLUGINS", "VLLM_SERVER_DEV_MODE", "VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "HOME",
+)  # fmt: skip
+FAILPOINTS = "RELIGHT_FAILPOINTS"
+"""The one variable of Relight's own that a model's environment may carry: for tests of real engines."""
+
+CANARY_PROMPT = (1, 17, 5, 99, 42, 7, 250, 3)
+"""Token ids that every vocabulary has; what they mean does not matter, only that the answer is repeatable."""
+CANARY_TOKENS = 2
+"""The first token proves weights and prefill, the second one the KV cache and decode."""
+CANARY_TOLERANCE = 0.05
+"""Nats. Equal kernels on equal bytes differ by nothing; a lost KV scale or a wrong layer by far more."""
+CALL_DEADLINE = 30.0
+FIRST_GENERATION_DEADLINE = 180.0
+"""Seconds: the first request with log-probabilities compiles the sampler."""
+STALL_SECONDS = 30.0
+"""A step that takes longer than this, with requests running, counts as a hung engine."""
+
+_STAGES = (
+    (re.compile(r"Warming up model"), "compiling and warming up"),
+    (re.compile(r"Loading weights took|Loading safetensors"), "loading weights"),
+    (re.compile(r"Starting to load model"), "building the model"),
+    (re.compile(r"Initializing a V1 LLM engine"), "starting the engine core"),
+)
+_METRIC = re.compile(r"^(vllm:\w+)(?:\{[^}]*\})? ([-+.\deEinfNa]+)$", re.MULTILINE)
+
+
+class VllmDriver:
+    """Starts `vllm serve` of one engine environment."""
+
+    name = "vllm"
+
+    def __init__(self, python: str, devices: tuple[Device, ...] = (), clock: Clock | None = None) -> None:
+        """`python` is the interpreter of the engine's environment. Raises InvalidInput when there is none."""
+        self._python = Path(python)
+        if not self._python.is_file():
+            raise InvalidInput("no engine environment", [FieldError("engines.vllm.python", "an interpreter", python)])
+        self._devices = {d.id: d for d in devices}
+        self._clock = clock or SystemClock()
+        self._version: str | None = None
+
+    def version(self) -> str | None:
+        """Asks the environment once; importing vLLM itself would take seconds."""
+        if self._version is None:
+            code = "from importlib.metadata import version as v; v('relight-engine'); print(v('vllm'))"
+            try:
+                done = subprocess.run(
+                    [str(self._python), "-c", code], capture_output=True, text=True, timeout=30, check=True
+                )
+            except (OSError, subprocess.SubprocessError) as error:
+                log.warning("vllm.version", reason=str(error))
+                return None
+            self._version = done.stdout.strip()
+        return self._version
+
+    def command(self, context: MemberContext) -> EngineCommand:
+        spec = context.assignment.spec
+        self._check(spec.args, spec.env)
+        if spec.members != 1:
+            raise InvalidInput("bad model", [FieldError("members", "1 for vllm on the CPU", str(spec.members))])
+        if not (Path(spec.uri) / "config.json").is_file():
+            raise InvalidInput("bad model", [FieldError("uri", "a directory with config.json", spec.uri)])
+        port = _free_port(context.bind_host)
+        served = served_name(context)
+        _endpoint_file(context.directory).write_text(json.dumps({"host": context.bind_host, "port": port}))
+        arguments = [
+            str(self._python.parent / "vllm"), "serve", spec.uri, *spec.args,
+            "--served-model-name", served, "--host", context.bind_host, "--port", str(port),
+            "--worker-cls", "relight.plugin.vllm.worker.RelightCPUWorker", "--load-format", "relight",
+        ]  # fmt: skip
+        return EngineCommand(tuple(arguments), self._environment(context), context.directory)
+
+    def _environment(self, context: MemberContext) -> dict[str, str]:
+        assignment = context.assignment
+        cores = sum(len(self._devices[d].cores) for d in assignment.devices if d in self._devices)
+        # One device starts one engine at a time, so two of them never compile into one directory at once.
+        caches = context.directory.parent / "compile" / "-".join(assignment.devices)
+        home = context.directory / "home"
+        for path in (caches, home):
+            path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return {
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "OMP_NUM_THREADS": str(max(cores, 1)),
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "PYTHONUNBUFFERED": "1",
+            **assignment.spec.env,
+            "HOME": str(home),
+            "VLLM_CACHE_ROOT": str(caches / "vllm"),
+            "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
+            "VLLM_PLUGINS": "relight",
+            "VLLM_SERVER_DEV_MODE": "1",
+            "RELIGHT_ENGINE_DIR": str(context.directory),
+            "RELIGHT_BIND_HOST": context.bind_host,
+            "RELIGHT_CONTENT_REVISION": assignment.content_revision or assignment.spec.revision,
+        }
+
+    @staticmethod
+    def _check(arguments: tuple[str, ...], env: Mapping[str, str]) -> None:
+        wrong = [
+            FieldError("args", f"no {name}: Relight sets it", argument)
+            for argument in arguments
+            for name in OWN_ARGUMENTS
+            if argument == name or argument.startswith(f"{name}=")
+        ]
+        wrong += [
+            FieldError("env", f"no {name}: Relight sets it", env[name])
+            for name in env
+            if name in OWN_ENVIRONMENT or (name.startswith("RELIGHT_") and name != FAILPOINTS)
+        ]
+        if wrong:
+            raise InvalidInput("the model's arguments collide with Relight's own", wrong)
+
+    def handle(self, context: MemberContext) -> VllmHandle:
+        return VllmHandle(context, self._clock)
+
+
+def served_name(context: MemberContext) -> str:
+    """The one name that the engine itself answers to; the gateway maps all others to it."""
+    spec = context.assignment.spec
+    return spec.served_names[0] if spec.served_names else spec.name
+
+
+def _endpoint_file(directory: Path) -> Path:
+    return directory / "endpoint.json"
+
+
+def _free_port(host: str) -> int:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+class VllmHandle:
+    """One running `vllm serve` with the plugin in its worker."""
+
+    def __init__(self, context: MemberContext, clock: Clock) -> None:
+        self._context, self._clock = context, clock
+        where = json.loads(_endpoint_file(context.directory).read_text())
+        host = f"[{where['host']}]" if ":" in where["host"] else where["host"]
+        self._url = f"http://{host}:{where['port']}"
+        self._name = served_name(context)
+        self._socket = context.directory / "worker-0.sock"
+        self._http = httpx.AsyncClient(base_url=self._url, timeout=CALL_DEADLINE, trust_env=False)
+        self._canary: dict[str, Any] | None = None
+        self._abort = False
+        self._progressed: tuple[float, float] = (-1.0, 0.0)
+
+    async def wait_ready(self, deadline_seconds: float, progress: Progress) -> None:
+        log_file = self._context.directory / "engine.log"
+        try:
+            async with asyncio.timeout(deadline_seconds):
+                while True:
+                    try:
+                        if (await self._http.get("/health", timeout=2.0)).status_code == 200:
+                            return
+                    except httpx.TransportError:
+                        progress(await asyncio.to_thread(_stage, log_file))
+                    # vLLM tells nobody when it is up: its port is asked until it answers.
+                    await asyncio.sleep(0.25)
+        except TimeoutError as error:
+            raise LocalFault(f"vllm was not healthy after {deadline_seconds:.0f} s; see its log") from error
+
+    async def describe(self) -> EngineFacts:
+        said = await self._call("describe")
+        return EngineFacts(
+            Fingerprint(**said["fingerprint"]),
+            Endpoint(self._url, self._name),
+            int(said["weight_bytes"]),
+            int(said["kv_bytes"]),
+        )
+
+    async def record_canary(self) -> None:
+        tokens, logprobs = await self._generate(list(CANARY_PROMPT), FIRST_GENERATION_DEADLINE)
+        self._canary = {"prompt_token_ids": list(CANARY_PROMPT), "token_ids": tokens, "logprobs": logprobs}
+        await self._call("set_canary", self._canary)
+
+    async def open_source(self) -> SourceOffer:
+        key = new_key()
+        opened = await self._call("open_source", {"key": key})
+        said = await self._call("describe")
+        return SourceOffer(
+            generation=int(opened["generation"]),
+            manifest_digest=said["manifest_digest"],
+            content_digest=said["content_digest"],
+            layout_digest=said["layout_digest"],
+            shm_address=opened["shm"],
+            tcp_address=opened["tcp"],
+            weight_bytes=int(said["weight_bytes"]),
+            grant_key=key,
+        )
+
+    async def close_source(self, deadline_seconds: float) -> None:
+        cut = await call(
+            self._socket,
+            "close_source",
+            {"deadline_seconds": deadline_seconds},
+            deadline=deadline_seconds + CALL_DEADLINE,
+        )
+        if cut:
+            log.warning("source.readers-cut", instance=self._context.assignment.instance, readers=cut)
+
+    async def wait_idle(self, deadline_seconds: float, on_timeout: OnTimeout) -> None:
+        self._abort = False
+        try:
+            async with asyncio.timeout(deadline_seconds):
+                while True:
+                    metrics = await self._metrics()
+                    if not metrics["vllm:num_requests_running"] + metrics["vllm:num_requests_waiting"]:
+                        return
+                    await asyncio.sleep(0.05)
+        except TimeoutError as error:
+            if on_timeout is OnTimeout.WAIT:
+                raise LocalFault(f"requests still run after {deadline_seconds:g} s") from error
+            self._abort = True
+
+    async def sleep(self, level: int) -> None:
+        # `wait` lets a request that slipped in finish: it is answered, never lost.
+        mode = "abort" if self._abort else "wait"
+        await self._post("/sleep", {"level": str(level), "mode": mode})
+
+    async def refill(self, rung: Rung, content_revision: str, progress: Progress) -> Refill:
+        source = rung.source
+        arguments: dict[str, object] = {"kind": rung.kind, "revision": content_revision}
+        if rung.kind is RungKind.DISK:
+            arguments["path"] = self._context.assignment.spec.uri
+        elif source is not None:
+            arguments |= {"address": source.address, "grant": source.grant, "source": source.instance}
+        elif rung.kind is not RungKind.HOST_COPY:
+            raise LocalFault(f"the rung {rung.kind} came without a source")
+        said = await call(
+            self._socket, "refill", arguments, deadline=self._context.assignment.deadline_seconds,
+            on_progress=lambda p: progress(f"{rung.kind}: {p['bytes'] >> 20} of {p['total'] >> 20} MiB"),
+        )  # fmt: skip
+        self._canary = said["canary"]
+        return Refill(int(said["bytes"]), tuple(Phase(**p) for p in said["phases"]), said["detail"])
+
+    async def resume(self) -> Phase:
+        begun = self._clock.now()
+        answer = await self._post("/wake_up", {})
+        if answer.get("status") != "awake":
+            raise LocalFault(f"vllm is not fully awake: {answer}")
+        return Phase("kv", begun, self._clock.now(), "KV cache pages on first use; scheduling resumed")
+
+    async def prove(self) -> tuple[Proof, Phase]:
+        begun = self._clock.now()
+        want = self._canary or await self._call("canary")
+        if want is None:
+            raise ProofFailed("there is no canary for this content: its source recorded none")
+        tokens, logprobs = await self._generate(list(want["prompt_token_ids"]), CALL_DEADLINE)
+        for at, (got, expected) in enumerate(zip(tokens, want["token_ids"], strict=False)):
+            if got != expected:
+                raise ProofFailed(f"token {at} is {got}, the source's is {expected}")
+        if len(tokens) != len(want["token_ids"]):
+            raise ProofFailed(f"{len(tokens)} tokens came, the source's canary has {len(want['token_ids'])}")
+        largest = max(abs(a - b) for a, b in zip(logprobs, want["logprobs"], strict=True))
+        if not largest <= CANARY_TOLERANCE:
+            raise ProofFailed(f"log-probabilities differ by {largest:.3f} nats, at most {CANARY_TOLERANCE} are allowed")
+        phase = Phase("canary", begun, self._clock.now(), f"{len(tokens)} tokens, off by at most {largest:.2g} nats")
+        return Proof(len(tokens), largest), phase
+
+    async def suspend(self) -> None:
+        said = await self._call("describe")
+        if said["state"] == "awake":
+            # Resumed and not proven: whatever it may be doing is cut.
+            await self.close_source(0.0)
+            await self._post("/sleep", {"level": "2", "mode": "abort"})
+        else:
+            await self._call("suspend")
+
+    async def health(self) -> Health:
+        metrics = await self._metrics()
+        running = int(metrics["vllm:num_requests_running"])
+        waiting = int(metrics["vllm:num_requests_waiting"])
+        tokens = metrics["vllm:generation_tokens_total"] + metrics["vllm:prompt_tokens_total"]
+        now = self._clock.monotonic()
+        seen, since = self._progressed
+        if tokens != seen or not running + waiting:
+            self._progressed = (tokens, now)
+        elif now - since > STALL_SECONDS:
+            return Health(
+                False, f"{running} requests run and none got a token for {now - since:.0f} s", running, waiting
+            )
+        if (await self._http.get("/health")).status_code != 200:
+            return Health(False, "vllm says that its engine core is dead", running, waiting)
+        return Health(True, "", running, waiting)
+
+    async def resident(self) -> tuple[int, int, int]:
+        said = await self._call("resident")
+        # The worker maps all of its segments, the host copy too: none is without a process.
+        return int(said["weight_bytes"]), int(said["kv_bytes"]), 0
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    # ------------------------------------------------------------------ inside
+
+    async def _call(self, operation: str, arguments: dict[str, object] | None = None) -> Any:
+        return await call(self._socket, operation, arguments, deadline=CALL_DEADLINE)
+
+    async def _post(
+        self, path: str, parameters: Mapping[str, str], body: object = None, deadline: float = CALL_DEADLINE
+    ) -> Any:
+        try:
+            answer = await self._http.post(path, params=parameters, json=body, timeout=deadline)
+        except httpx.HTTPError as error:
+            raise LocalFault(f"vllm did not answer {path}: {type(error).__name__} {error}") from error
+        if answer.status_code != 200:
+            raise LocalFault(f"vllm answered {path} with {answer.status_code}: {answer.text[:300]}")
+        return answer.json()
+
+    async def _generate(self, prompt: list[int], deadline: float) -> tuple[list[int], list[float]]:
+        body = {
+            "model": self._name, "prompt": prompt, "max_tokens": CANARY_TOKENS, "temperature": 0, "logprobs": 1,
+            "ignore_eos": True, "return_token_ids": True, "add_special_tokens": False,
+        }  # fmt: skip
+        answer = await self._post("/v1/completions", {}, body, deadline)
+        try:
+            choice = answer["choices"][0]
+            tokens = [int(t) for t in choice["token_ids"]]
+            logprobs = [float(v) for v in choice["logprobs"]["token_logprobs"]]
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise LocalFault(f"vllm's completion lacks what a canary needs: {error!r}") from error
+        if not all(map(math.isfinite, logprobs)):
+            raise ProofFailed("the engine's log-probabilities are not finite")
+        return tokens, logprobs
+
+    async def _metrics(self) -> dict[str, float]:
+        """vLLM's counters, summed over labels. Raises LocalFault when one that is needed is missing."""
+        try:
+            text = (await self._http.get("/metrics")).text
+        except httpx.HTTPError as error:
+            raise LocalFault(f"vllm did not answer /metrics: {type(error).__name__} {error}") from error
+        found: dict[str, float] = {}
+        for name, value in _METRIC.findall(text):
+            found[name] = found.get(name, 0.0) + float(value)
+        needed = (
+            "vllm:num_requests_running", "vllm:num_requests_waiting",
+            "vllm:generation_tokens_total", "vllm:prompt_tokens_total",
+        )  # fmt: skip
+        missing = [name for name in needed if name not in found or not math.isfinite(found[name])]
+        if missing:
+            # A missing number is not zero: nothing may be put to sleep on the strength of it.
+            raise LocalFault(f"vllm's metrics lack {', '.join(missing)}")
+        return found
+
+
+def _stage(path: Path) -> str:
+    """What the engine's log says that it is doing."""
+    try:
+        text = path.read_text(errors="replace")[-200_000:]
+    except OSError:
+        return "process start"
+    for pattern, said in _STAGES:
+        if pattern.search(text):
+            return said
+    return "importing"
