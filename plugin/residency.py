@@ -13,7 +13,8 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from pathlib import Path
+
+from relight.plugin.settings import Settings
 
 from relight.core.clock import Clock
 from relight.core.errors import Conflict, InvalidInput, LocalFault, ModelDirty, RemoteFault, TransferError
@@ -68,33 +69,28 @@ class ModelMemory:
 class Residency:
     """One member's weights, awake or asleep, and its source. Thread-safe; one transition at a time."""
 
-    def __init__(
-        self,
-        instance: str,
-        memory: ModelMemory,
-        revision: str,
-        source_socket: Path,
-        bind_host: str,
-        streams: int,
-        clock: Clock,
-    ) -> None:
-        self._memory, self._instance, self._streams, self._clock = memory, instance, streams, clock
-        self._socket, self._bind_host = source_socket, bind_host
+    def __init__(self, settings: Settings, rank: int, memory: ModelMemory, clock: Clock) -> None:
+        """`settings` name the instance, its revision and where it listens; `rank` tells its sockets apart."""
+        self._memory, self._instance, self._streams, self._clock = memory, settings.instance, settings.streams, clock
+        self._socket, self._bind_host = settings.source_socket(rank), settings.bind_host
         self._lock = threading.Lock()
         self.state = Residence.AWAKE
         self.level = 0
         self._host_copy: Source | None = None
         self._listeners: tuple[Listener, ...] = ()
         self._addresses: dict[str, str] = {}
-        manifest = memory.describe(revision)
-        self.source = Source(instance, memory.segment, manifest, clock)
+        self._revision = settings.revision
+        manifest = memory.describe(self._revision)
+        self.source = Source(settings.instance, memory.segment, manifest, clock)
         # Contents that were proven in this process, by revision: what the disk rung is checked against.
-        self._known: dict[str, WeightManifest] = {revision: manifest}
+        self._known: dict[str, WeightManifest] = {self._revision: manifest}
 
     # ------------------------------------------------------------------ source
 
     def set_canary(self, canary: Canary) -> None:
+        """Keeps what the engine generated on its present content, for receivers and for later disk rungs."""
         self.source.set_canary(canary)
+        self._known[self._revision] = self.source.manifest
 
     def open_source(self, key: str) -> dict[str, object]:
         """Serves readers under a new generation; returns it with the addresses by transport.
@@ -251,6 +247,7 @@ class Residency:
         ours = replace(manifest, generation=self.source.manifest.generation)
         self.source.set_manifest(ours)
         self._known[revision] = ours
+        self._revision = revision
 
     def resume(self) -> None:
         """The engine asks whether it may go on. Raises Conflict unless a verified refill came before."""

@@ -6,6 +6,7 @@ its message (or the other way round) fails `tests/unit/test_protos.py` by name.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import asdict
 from functools import cache
 from typing import Any, TypeVar
@@ -21,7 +22,7 @@ M = TypeVar("M", bound=Message)
 
 
 @cache
-def _adapter(record: type[R]) -> TypeAdapter[R]:
+def _adapter(record: Hashable) -> TypeAdapter[Any]:
     return TypeAdapter(record)
 
 
@@ -50,7 +51,8 @@ def from_proto(message: Message, record: type[R]) -> R:
 def from_dict(data: object, record: type[R], what: str) -> R:
     """Plain data (of JSON or YAML) as a `record`. Raises InvalidInput with every wrong field of `what`."""
     try:
-        return _adapter(record).validate_python(data)
+        checked: R = _adapter(record).validate_python(data)
+        return checked
     except ValidationError as error:
         raise InvalidInput(
             f"not a valid {what}",

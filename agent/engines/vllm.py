@@ -193,7 +193,6 @@ class VllmHandle:
         self._progressed: tuple[float, float] = (-1.0, 0.0)
 
     async def wait_ready(self, deadline_seconds: float, progress: Progress) -> None:
-        log_file = self._context.directory / "engine.log"
         try:
             async with asyncio.timeout(deadline_seconds):
                 while True:
@@ -201,7 +200,7 @@ class VllmHandle:
                         if (await self._http.get("/health", timeout=2.0)).status_code == 200:
                             return
                     except httpx.TransportError:
-                        progress(await asyncio.to_thread(_stage, log_file))
+                        progress(await asyncio.to_thread(_stage, self._context.log_path))
                     # vLLM tells nobody when it is up: its port is asked until it answers.
                     await asyncio.sleep(0.25)
         except TimeoutError as error:
@@ -237,12 +236,8 @@ class VllmHandle:
         )
 
     async def close_source(self, deadline_seconds: float) -> None:
-        cut = await call(
-            self._socket,
-            "close_source",
-            {"deadline_seconds": deadline_seconds},
-            deadline=deadline_seconds + CALL_DEADLINE,
-        )
+        arguments: dict[str, object] = {"deadline_seconds": deadline_seconds}
+        cut = await call(self._socket, "close_source", arguments, deadline=deadline_seconds + CALL_DEADLINE)
         if cut:
             log.warning("source.readers-cut", instance=self._context.assignment.instance, readers=cut)
 

@@ -70,10 +70,7 @@ class RelightCPUWorker(CPUWorker):  # type: ignore[misc]
             weights.segment, weights.table, self._relight_layout, self._describe, self._reload,
             weights.restore_scalars, self._drop_cache,
         )  # fmt: skip
-        clock = SystemClock()
-        self._relight = Residency(
-            own.instance, memory, own.revision, own.source_socket(self.rank), own.bind_host, own.streams, clock
-        )
+        self._relight = Residency(own, self.rank, memory, SystemClock())
         self._relight_control = ControlServer(
             own.control_socket(self.rank),
             {
