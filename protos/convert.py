@@ -6,9 +6,7 @@ its message (or the other way round) fails `tests/unit/test_protos.py` by name.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import asdict
-from functools import cache
 from typing import Any, TypeVar
 
 from google.protobuf.json_format import MessageToDict, ParseDict
@@ -21,9 +19,14 @@ R = TypeVar("R")
 M = TypeVar("M", bound=Message)
 
 
-@cache
-def _adapter(record: Hashable) -> TypeAdapter[Any]:
-    return TypeAdapter(record)
+_adapters: dict[type, TypeAdapter[Any]] = {}
+
+
+def _adapter(record: type[R]) -> TypeAdapter[R]:
+    # Building one takes milliseconds; there are as many as there are records.
+    if record not in _adapters:
+        _adapters[record] = TypeAdapter(record)
+    return _adapters[record]
 
 
 def _without_none(value: Any) -> Any:
