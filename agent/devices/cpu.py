@@ -1,0 +1,46 @@
+"""CPU cores with a memory budget as devices; memory is the proportional set size of process trees."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+
+from relight.agent.devices.base import Device
+from relight.agent.procfs import Procfs
+from relight.core.errors import FieldError, InvalidInput
+
+
+class CpuDevices:
+    """The configured devices. Several slots of one machine may each own some of its cores."""
+
+    kind = "cpu"
+
+    def __init__(self, devices: Sequence[Device], procfs: Procfs | None = None) -> None:
+        """Raises InvalidInput for repeated ids, cores that this process may not use, or no memory."""
+        self._devices, self._procfs = tuple(devices), procfs or Procfs()
+        allowed = os.sched_getaffinity(0)
+        errors = []
+        for index, device in enumerate(self._devices):
+            where = f"devices.{index}"
+            if device.id in [d.id for d in self._devices[:index]]:
+                errors.append(FieldError(f"{where}.id", "an id used once", device.id))
+            outside = sorted(set(device.cores) - allowed)
+            if outside:
+                expected = f"cores among {sorted(allowed)}"
+                errors.append(FieldError(f"{where}.cores", expected, f"{outside}"))
+            if device.total_bytes <= 0:
+                errors.append(FieldError(f"{where}.memory_bytes", "more than 0", str(device.total_bytes)))
+        if errors:
+            raise InvalidInput("bad cpu devices", errors)
+
+    def boot_id(self) -> str:
+        return self._procfs.boot_id()
+
+    def enumerate(self) -> tuple[Device, ...]:
+        return self._devices
+
+    def held_bytes(self, pids: Iterable[int]) -> int:
+        return sum(self._procfs.pss(pid) for pid in pids)
+
+    def capabilities(self) -> Mapping[str, str]:
+        return {"memory": "pss", "cores": str(sum(len(d.cores) for d in self._devices))}

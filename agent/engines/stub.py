@@ -1,0 +1,187 @@
+"""Driver and handle of the stub engine: a real process whose every failure is a setting. Tests only."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from relight.agent.devices.base import Device
+from relight.agent.engines import stub_http, stub_settings
+from relight.agent.engines.base import (
+    EngineCommand,
+    EngineFacts,
+    EngineHandle,
+    Health,
+    MemberContext,
+    Progress,
+    Proof,
+    ProofFailed,
+    Refill,
+)
+from relight.agent.engines.stub_server import token
+from relight.core.clock import Clock, SystemClock
+from relight.core.errors import LocalFault, ModelDirty, RemoteFault
+from relight.core.fingerprint import Fingerprint, digest
+from relight.core.records import Endpoint, OnTimeout, Phase, Rung, SourceOffer
+
+VERSION = "1"
+_POLL = 0.01
+
+
+def _served_name(context: MemberContext) -> str:
+    # Never what clients ask for, so that a gateway that forgets to rewrite names is found out.
+    return f"stub-{context.assignment.spec.name}"
+
+
+class StubDriver:
+    """Takes no settings: each model's `args` say how its stubs behave."""
+
+    name = "stub"
+
+    def __init__(self, devices: Sequence[Device] = (), clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+
+    def version(self) -> str | None:
+        return VERSION
+
+    def command(self, context: MemberContext) -> EngineCommand:
+        spec = context.assignment.spec
+        argv = (
+            sys.executable, "-m", "relight.agent.engines.stub_server",
+            "--directory", str(context.directory),
+            "--host", context.bind_host,
+            "--served-name", _served_name(context),
+            "--content", context.assignment.content_revision,
+            "--settings", stub_settings.encode(stub_settings.parse(spec.args)),
+        )  # fmt: skip
+        return EngineCommand(argv, dict(spec.env), context.directory)
+
+    def handle(self, context: MemberContext) -> EngineHandle:
+        return StubHandle(context, self._clock)
+
+
+async def _until(holds: Callable[[], Awaitable[bool]]) -> None:
+    # Another process's state: there is no event to wait for.
+    while True:
+        if await holds():
+            return
+        await asyncio.sleep(_POLL)
+
+
+class StubHandle:
+    """Talks to one stub process over its control socket; keeps nothing between calls."""
+
+    def __init__(self, context: MemberContext, clock: Clock) -> None:
+        self._context, self._clock = context, clock
+        self._socket: Path = context.directory / "control.sock"
+
+    async def _call(self, name: str, **body: Any) -> dict[str, Any]:
+        try:
+            status, answer = await stub_http.call(self._socket, f"/control/{name}", body)
+        except OSError as error:
+            raise LocalFault(f"the stub engine does not answer: {error}") from error
+        if status == 200:
+            return answer
+        message = str(answer.get("message"))
+        match answer.get("fault"):
+            case "remote":
+                raise RemoteFault(message)
+            case "dirty":
+                raise ModelDirty(message, cause=RemoteFault(message))
+        raise LocalFault(message)
+
+    async def wait_ready(self, deadline_seconds: float, progress: Progress) -> None:
+        try:
+            async with asyncio.timeout(deadline_seconds):
+                await _until(self._listens)
+        except TimeoutError:
+            raise LocalFault(f"the engine was not ready after {deadline_seconds:g} s") from None
+        await self._call("health")
+        progress("the stub engine answers")
+
+    async def describe(self) -> EngineFacts:
+        port = (self._context.directory / "port").read_text()
+        sizes = await self._call("resident")
+        spec = self._context.assignment.spec
+        return EngineFacts(
+            Fingerprint(
+                layout={"engine": f"stub {VERSION}"},
+                content={"revision": self._context.assignment.content_revision},
+                runtime={"uri": spec.uri},
+            ),
+            Endpoint(f"http://{self._context.bind_host}:{port}", _served_name(self._context)),
+            sizes["weight_bytes"],
+            sizes["kv_bytes"],
+        )
+
+    async def _listens(self) -> bool:
+        return (self._context.directory / "port").exists()
+
+    async def _idle(self) -> bool:
+        return not (await self._call("health"))["running"]
+
+    async def record_canary(self) -> None:
+        await self._call("canary")
+
+    async def open_source(self) -> SourceOffer:
+        found = await self._call("source")
+        content = hashlib.sha256(found["content"].encode()).hexdigest()[:32]
+        address = f"unix:{self._context.directory / 'data.sock'}"
+        layout = digest({"engine": f"stub {VERSION}"})
+        sizes = await self._call("resident")
+        return SourceOffer(found["generation"], content, content, layout, address, "", sizes["weight_bytes"], "k")
+
+    async def close_source(self, deadline_seconds: float) -> None:
+        await self._call("health")
+
+    async def wait_idle(self, deadline_seconds: float, on_timeout: OnTimeout) -> None:
+        try:
+            async with asyncio.timeout(deadline_seconds):
+                await _until(self._idle)
+        except TimeoutError:
+            if on_timeout is OnTimeout.WAIT:
+                raise LocalFault("requests still run") from None
+
+    async def sleep(self, level: int) -> None:
+        await self._call("sleep", level=level)
+
+    async def refill(self, rung: Rung, content_revision: str, progress: Progress) -> Refill:
+        begun = self._clock.now()
+        found = await self._call("refill", rung=rung.kind, content=content_revision)
+        progress(f"refilled by {rung.kind}")
+        ended = self._clock.now()
+        return Refill(found["bytes"], (Phase("pull", begun, ended, rung.kind),), f"{found['bytes']} bytes")
+
+    async def resume(self) -> Phase:
+        begun = self._clock.now()
+        await self._call("resume")
+        return Phase("kv", begun, self._clock.now())
+
+    async def prove(self) -> tuple[Proof, Phase]:
+        begun = self._clock.now()
+        got = (await self._call("canary"))["tokens"]
+        revision = self._context.assignment.content_revision
+        wanted = [token("canary", revision, i) for i in range(len(got))]
+        for index, (ours, theirs) in enumerate(zip(got, wanted, strict=True)):
+            if ours != theirs:
+                raise ProofFailed(f"token {index} is {ours!r}, the source's is {theirs!r}")
+        return Proof(len(got), 0.0), Phase("canary", begun, self._clock.now())
+
+    async def suspend(self) -> None:
+        await self._call("sleep", level=self._context.assignment.level)
+
+    async def health(self) -> Health:
+        found = await self._call("health")
+        reason = "requests run and no token came" if found["hung"] else ""
+        return Health(not found["hung"], reason, found["running"])
+
+    async def resident(self) -> tuple[int, int, int]:
+        found = await self._call("resident")
+        return found["weight_bytes"], found["kv_bytes"], 0
+
+    async def close(self) -> None:
+        """Nothing is kept open between calls."""

@@ -1,0 +1,191 @@
+"""One agent, put together: supervisor, journal, devices, engines, transitions, the controller's stream."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from relight.agent.config import AgentConfig
+from relight.agent.devices.base import DeviceBackend
+from relight.agent.devices.cpu import CpuDevices
+from relight.agent.engines import registry
+from relight.agent.fleet import FleetLink
+from relight.agent.journal import Journal
+from relight.agent.ledger import Ledger
+from relight.agent.link import SupervisorLink
+from relight.agent.logs import LogsServicer
+from relight.agent.stages.common import Tools
+from relight.agent.supervisor.client import Exit
+from relight.agent.transitions import Transitions
+from relight.core.clock import Clock
+from relight.core.ids import new_id
+from relight.core.logs import get_logger
+from relight.core.records import DeviceReport, SlotReport
+from relight.protos.relight.v1 import fleet_pb2_grpc
+
+_log = get_logger("agent")
+NOISE = 4 << 20
+"""Bytes that a device's use may drift without being worth a report of its own."""
+
+Sleep = Callable[[float], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class _Identity:
+    agent: str
+    boot_id: str
+    address: str
+    engines: dict[str, str]
+    sequence: int = 0
+
+
+class Agent:
+    """Runs until cancelled; engines run on. `sleep` is the timer of the periodic looks."""
+
+    def __init__(self, config: AgentConfig, clock: Clock, sleep: Sleep = asyncio.sleep) -> None:
+        """Raises InvalidInput for devices, engines or journals that cannot be used."""
+        self._config, self._clock, self._sleep = config, clock, sleep
+        self._backend: DeviceBackend = CpuDevices(config.device_list())
+        self._drivers = registry.build(config.engines, self._backend.enumerate())
+        config.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._journal = Journal(config.state_dir / "agent.journal")
+        self._link = SupervisorLink(
+            config.socket,
+            config.state_dir / "supervisor.journal",
+            config.state_dir / "logs" / "supervisor.log",
+            clock,
+            self._on_exit,
+        )
+        self._fleet = FleetLink(
+            config.controller_address,
+            config.token,
+            config.tls.files() if config.tls else None,
+            clock,
+            self._report,
+            self._accept,
+        )
+        self._devices: tuple[DeviceReport, ...] = ()
+        self._remeasure = asyncio.Event()
+        self._transitions: Transitions | None = None
+        self._me = _Identity(new_id("a"), "", "", {})
+
+    async def run(self, ready: Callable[[str], None] = lambda _: None) -> None:
+        """Adopts, attaches and serves. `ready` hears the address that the agent's own gRPC has.
+
+        Raises Unavailable when no supervisor can be had.
+        """
+        running = await self._link.open()
+        ledger = Ledger(self._backend, self._link.owner)
+        tools = Tools(self._clock, self._drivers, self._link, ledger, self._config.bind_host, self._config.force_tcp)
+        parents = {d.id: d.parent for d in self._backend.enumerate()}
+        transitions = Transitions(tools, self._journal, self._config.state_dir, parents, self._changed)
+        self._transitions = transitions
+        self._me.boot_id = self._backend.boot_id()
+        await transitions.adopt(running, self._me.boot_id)
+        self._me.engines = await asyncio.to_thread(self._versions)
+        self._devices = await asyncio.to_thread(ledger.measure, transitions.claims())
+        server = await self._serve(transitions)
+        ready(self._me.address)
+        _log.info("agent.begun", slot=self._config.slot, agent=self._me.agent, address=self._me.address)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._link.keep(transitions.reattached))
+                group.create_task(self._fleet.run())
+                group.create_task(self._watch_health(transitions))
+                group.create_task(self._watch_devices(transitions, ledger))
+        finally:
+            await transitions.close()
+            await server.stop(0)
+            await self._link.close()
+            self._journal.close()
+
+    def _versions(self) -> dict[str, str]:
+        found = {name: driver.version() for name, driver in self._drivers.items()}
+        return {name: version for name, version in found.items() if version is not None}
+
+    async def _serve(self, transitions: Transitions) -> grpc.aio.Server:
+        server = grpc.aio.server()
+        servicer = LogsServicer(transitions.log_path, self._config.known_tokens())
+        fleet_pb2_grpc.add_AgentServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+        address = f"{self._config.host}:{self._config.port}"
+        if self._config.tls is None:
+            port = server.add_insecure_port(address)
+        else:
+            certificate, key, _ = self._config.tls.files().read()
+            port = server.add_secure_port(address, grpc.ssl_server_credentials([(key, certificate)]))
+        await server.start()
+        self._me.address = f"{self._config.host}:{port}"
+        return server
+
+    # ------------------------------------------------------------------ events
+
+    def _accept(self, assignment: Any, received_at: float) -> bool:
+        return self._transitions is not None and self._transitions.accept(assignment, received_at)
+
+    def _on_exit(self, exit_: Exit) -> None:
+        if self._transitions is not None:
+            self._transitions.on_exit(exit_)
+
+    def _changed(self) -> None:
+        self._fleet.changed()
+        self._remeasure.set()
+
+    def _report(self) -> SlotReport:
+        transitions = self._transitions
+        epoch, revision = transitions.acted_on if transitions else (0, 0)
+        self._me.sequence += 1
+        return SlotReport(
+            slot=self._config.slot,
+            epoch=epoch,
+            revision=revision,
+            sequence=self._me.sequence,
+            agent=self._me.agent,
+            boot_id=self._me.boot_id,
+            host=platform.node(),
+            agent_address=self._me.address,
+            force_tcp=self._config.force_tcp,
+            engines=self._me.engines,
+            devices=self._devices,
+            instances=transitions.reports() if transitions else (),
+        )
+
+    # ------------------------------------------------------------------ periodic looks
+
+    async def _watch_health(self, transitions: Transitions) -> None:
+        while True:
+            await self._sleep(self._config.health_seconds)
+            await transitions.look()
+
+    async def _watch_devices(self, transitions: Transitions, ledger: Ledger) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(self._config.devices_seconds):
+                    await self._remeasure.wait()
+            except TimeoutError:
+                pass
+            # Measuring walks page tables under the locks that a wake's own page faults need.
+            self._remeasure.clear()
+            if transitions.moving:
+                await self._sleep(0.5)
+                self._remeasure.set()
+                continue
+            devices = await asyncio.to_thread(ledger.measure, transitions.claims())
+            if _differs(devices, self._devices):
+                self._devices = devices
+                self._fleet.changed()
+            # Reports come in bursts around a transition: one measurement serves them all.
+            await self._sleep(1.0)
+
+
+def _differs(new: tuple[DeviceReport, ...], old: tuple[DeviceReport, ...]) -> bool:
+    def shape(devices: tuple[DeviceReport, ...]) -> list[Any]:
+        return [(d.id, d.healthy, d.reason, [(h.pid, h.instance) for h in d.holders]) for d in devices]
+
+    drift = [abs(a.used_bytes - b.used_bytes) for a, b in zip(new, old, strict=False)]
+    return shape(new) != shape(old) or max(drift, default=0) > NOISE

@@ -1,0 +1,144 @@
+"""What every stage works with: engine driver, supervisor, measuring, and how a start is recorded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from relight.agent.engines.base import EngineDriver, EngineHandle, MemberContext
+from relight.agent.ledger import Ledger
+from relight.agent.member import Member
+from relight.agent.supervisor.client import Running
+from relight.core.clock import Clock
+from relight.core.errors import InvalidInput, LocalFault, RelightError, TransferError
+from relight.core.records import MemoryReading, Mode, Phase, RungResult, StartRecord
+
+RETRY_AFTER = 5.0
+"""Seconds until a failed start is worth another try: faults of sources and of memory pass."""
+END_GRACE = 5.0
+"""Seconds that an engine has after SIGTERM before its whole tree is killed."""
+SUSPEND_DEADLINE = 20.0
+"""Seconds that an engine has to give its memory back after a failed wake; then its tree is ended."""
+
+
+class Spawner(Protocol):
+    """The supervisor, as stages see it."""
+
+    async def spawn(self, member: Member, argv: tuple[str, ...], env: Mapping[str, str], cwd: str) -> Running:
+        """Starts the main process."""
+        ...
+
+    async def end(self, instance: str, grace_seconds: float) -> None:
+        """Returns when the whole tree is gone."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """One set per agent."""
+
+    clock: Clock
+    drivers: Mapping[str, EngineDriver]
+    spawner: Spawner
+    ledger: Ledger
+    bind_host: str
+    force_tcp: bool
+
+    def driver(self, member: Member) -> EngineDriver:
+        """Raises InvalidInput when this slot has no such engine."""
+        try:
+            return self.drivers[member.assignment.spec.engine]
+        except KeyError:
+            known = ", ".join(sorted(self.drivers)) or "none"
+            name = member.assignment.spec.engine
+            raise InvalidInput(f"engine {name!r} is not configured on this slot (configured: {known})") from None
+
+    def context(self, member: Member) -> MemberContext:
+        """Where the member lives; its private directory is made when it is absent."""
+        member.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return MemberContext(member.assignment, member.directory, member.log_path, self.bind_host, self.force_tcp)
+
+    def attach(self, member: Member) -> EngineHandle:
+        """The member's handle, made at the first call."""
+        if member.handle is None:
+            member.handle = self.driver(member).handle(self.context(member))
+        return member.handle
+
+    async def measure(self, member: Member, residual_bytes: int | None = None) -> MemoryReading:
+        """Measures the member's memory now and keeps it. Reading a large tree takes tens of milliseconds."""
+        weights, kv, unmapped = await self.attach(member).resident()
+        mapped = await asyncio.to_thread(self.ledger.tree_bytes, member.instance, member.pid)
+        kept = member.memory.residual_bytes if member.memory else 0
+        member.unmapped_bytes = unmapped
+        member.memory = MemoryReading(
+            measured_at=self.clock.now(),
+            total_bytes=mapped + unmapped,
+            weight_bytes=weights,
+            kv_bytes=kv,
+            residual_bytes=mapped + unmapped if residual_bytes is not None else kept,
+        )
+        return member.memory
+
+
+@dataclass(slots=True)
+class Recorder:
+    """Builds one StartRecord: phases follow each other without a gap, failed rungs included."""
+
+    member: Member
+    clock: Clock
+    mode: Mode
+    begun_at: float
+    phases: list[Phase] = field(default_factory=list)
+    rungs: list[RungResult] = field(default_factory=list)
+
+    @property
+    def edge(self) -> float:
+        """Where the last phase ended."""
+        return max((p.end for p in self.phases), default=self.begun_at)
+
+    def mark(self, name: str, detail: str) -> None:
+        """A phase from the last edge to now."""
+        self.phases.append(Phase(name, self.edge, self.clock.now(), detail))
+
+    def add(self, phases: tuple[Phase, ...]) -> None:
+        """Phases measured by the engine."""
+        self.phases.extend(phases)
+
+    def finish(self, ok: bool, reason: str) -> None:
+        """Stores the record on the member; the caller moves the state next."""
+        assignment = self.member.assignment
+        self.member.start = StartRecord(
+            instance=assignment.instance,
+            incarnation=self.member.incarnation,
+            model=assignment.model,
+            mode=self.mode,
+            operation=assignment.operation,
+            begun_at=self.begun_at,
+            ended_at=self.clock.now(),
+            ok=ok,
+            reason=reason,
+            rungs=tuple(self.rungs),
+            phases=tuple(self.phases),
+        )
+
+
+def fault(error: BaseException) -> TransferError | None:
+    """`error` as a fault that the ladder may go on after, or None when it is a defect."""
+    if isinstance(error, TransferError):
+        return error
+    if isinstance(error, TimeoutError):
+        return LocalFault("the deadline passed")
+    if isinstance(error, OSError):
+        return LocalFault(f"the engine cannot be reached: {error}")
+    return None
+
+
+def explain(error: BaseException) -> str:
+    """One line for reports."""
+    if isinstance(error, RelightError):
+        return str(error)
+    if isinstance(error, TimeoutError):
+        return "the deadline passed"
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,66 @@
+"""Sleep: from draining to dormant; requests first, then readers of the weights, memory, the measure."""
+
+from __future__ import annotations
+
+from relight.agent.member import Member
+from relight.agent.stages.common import END_GRACE, RETRY_AFTER, Tools, explain
+from relight.core.errors import LocalFault
+from relight.core.logs import get_logger
+from relight.core.states import State
+
+_log = get_logger("agent.sleep")
+READERS_DEADLINE = 10.0
+"""Seconds that readers of the weights may finish before they are cut."""
+SAFE_SHARE = 0.95
+"""Least share of weights and KV cache that a sleep must give back to count as a guardian's sleep."""
+
+
+async def sleep(member: Member, tools: Tools, cause: str) -> None:
+    """Ends DORMANT, FAILED (no process left), or still DRAINING when requests may not be cut and go on."""
+    handle = tools.attach(member)
+    drain = member.assignment.spec.drain
+    if member.state is State.DRAINING:
+        try:
+            await handle.wait_idle(drain.timeout_seconds, drain.on_timeout)
+        except LocalFault as error:
+            member.retry_at = tools.clock.now() + 1.0
+            member.say(f"still draining: {error}")
+            return
+    try:
+        member.begin(State.SLEEPING, cause)
+        await handle.close_source(READERS_DEADLINE)
+        member.source = None
+        await tools.measure(member)
+        member.ready_bytes = member.memory.total_bytes if member.memory else 0
+        told = await release(member, tools)
+    except Exception as error:  # noqa: BLE001 - an engine between awake and asleep is of no use
+        reason = f"sleep failed: {explain(error)}"
+        _log.warning("sleep.failed", instance=member.instance, reason=reason)
+        await tools.spawner.end(member.instance, END_GRACE)
+        member.fail(reason, RETRY_AFTER)
+        return
+    member.move(State.DORMANT, told)
+
+
+async def release(member: Member, tools: Tools) -> str:
+    """Gives the memory back and measures what is left. Returns what to say of it.
+
+    A sleeper that keeps more than the first one of its kind left behind is named: planning by its count
+    instead of its bytes would over-claim the device.
+    """
+    before = member.memory
+    known = before.residual_bytes if before else 0
+    level = member.assignment.level
+    await tools.attach(member).sleep(level)
+    member.level = level
+    after = await tools.measure(member, residual_bytes=known)
+    if before is None or member.ready_bytes == 0:
+        return f"asleep at level {level}"
+    promised = before.kv_bytes + (before.weight_bytes if level == 2 else 0)
+    released = before.total_bytes - after.total_bytes
+    said = f"asleep at level {level}: {after.total_bytes} bytes left, {released} of {promised} given back"
+    if released < SAFE_SHARE * promised:
+        return f"not guardian-safe, {said}"
+    if known and after.total_bytes > 1.1 * known:
+        return f"not guardian-safe, {said}, and an earlier sleep left {known}"
+    return said

@@ -1,0 +1,67 @@
+"""Start: an engine process comes to exist, cold, and becomes ready or (after its first sleep) dormant."""
+
+from __future__ import annotations
+
+import asyncio
+
+from relight.agent.member import Member
+from relight.agent.stages.common import END_GRACE, RETRY_AFTER, Recorder, Tools, explain, fault
+from relight.agent.stages.sleep import release
+from relight.core.errors import InvalidInput
+from relight.core.logs import get_logger
+from relight.core.records import Desired, Mode
+from relight.core.states import State
+
+_log = get_logger("agent.start")
+
+
+async def start(member: Member, tools: Tools, cause: str) -> None:
+    """Ends READY, DORMANT or FAILED (with no process left). The deadline counts from receipt.
+
+    Called again in STARTING after the agent's own death it goes on with the process that runs.
+    """
+    record = Recorder(member, tools.clock, Mode.COLD, member.received_at)
+    member.incarnation += 1
+    member.begin(State.STARTING, cause)
+    remaining = member.assignment.deadline_seconds - (tools.clock.now() - member.received_at)
+    try:
+        async with asyncio.timeout(max(remaining, 0.0)):
+            await _start(member, tools, record, remaining)
+    except Exception as error:  # noqa: BLE001 - whatever went wrong, no process may be left
+        if fault(error) is None and not isinstance(error, InvalidInput):
+            _log.exception("start.defect", instance=member.instance)
+        reason = explain(error)
+        record.mark("engine", reason)
+        await tools.spawner.end(member.instance, END_GRACE)
+        record.finish(False, reason)
+        member.pid = member.start_time = 0
+        # Wrong arguments stay wrong; anything else may pass.
+        member.fail(reason, None if isinstance(error, InvalidInput) else RETRY_AFTER)
+
+
+async def _start(member: Member, tools: Tools, record: Recorder, remaining: float) -> None:
+    if member.pid == 0:
+        command = tools.driver(member).command(tools.context(member))
+        record.mark("dispatch", "agent: receipt to spawn")
+        running = await tools.spawner.spawn(member, command.argv, command.env, str(command.cwd))
+        member.pid, member.start_time = running.pid, running.start_time
+        member.remember()
+    handle = tools.attach(member)
+    await handle.wait_ready(remaining, member.say)
+    member.facts = await handle.describe()
+    record.mark("engine", "spawn to the first healthy answer")
+    await handle.record_canary()
+    record.mark("canary", "recorded for those who copy from here")
+    member.level = member.assignment.level
+    if member.assignment.desired is Desired.DORMANT:
+        await tools.measure(member)
+        member.ready_bytes = member.memory.total_bytes if member.memory else 0
+        told = await release(member, tools)
+        record.mark("sleep", told)
+        record.finish(True, member.assignment.cause)
+        member.move(State.DORMANT, told)
+        return
+    member.source = await handle.open_source()
+    record.mark("canary", "the source is opened to readers")
+    record.finish(True, member.assignment.cause)
+    member.move(State.READY, member.assignment.cause or "started")
