@@ -103,9 +103,7 @@ class FreeDevices:
             for name, slot in sorted(self._slots.items())
         }
 
-    def find(
-        self, spec: ModelSpec, crowd: Iterable[str]
-    ) -> tuple[list[tuple[str, tuple[DeviceReport, ...]]], str]:
+    def find(self, spec: ModelSpec, crowd: Iterable[str]) -> tuple[list[tuple[str, tuple[DeviceReport, ...]]], str]:
         """A slot and its devices for every member of one instance of `spec`, or nothing and the reason.
 
         `crowd` names the slots of the model's other instances, once each: emptier slots are preferred.
@@ -122,9 +120,7 @@ class FreeDevices:
             fitting = []
             for name, devices in left.items():
                 if spec.engine not in self._slots[name].engines:
-                    refused[f"without engine {spec.engine}"] = (
-                        refused.get(f"without engine {spec.engine}", 0) + 1
-                    )
+                    refused[f"without engine {spec.engine}"] = refused.get(f"without engine {spec.engine}", 0) + 1
                 elif len(devices) < each:
                     refused["without enough free devices"] = refused.get("without enough free devices", 0) + 1
                 elif 0 < sum(d.total_bytes for d in devices[:each]) < spec.memory_bytes:

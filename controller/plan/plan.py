@@ -183,9 +183,7 @@ class _Planner:
             price = self._wake_price(view, instance, ladder)
             load = sum(crowd.count(m.slot) for m in instance.members)
             asleep = _WAKEABLE.index(instance.state)
-            options.append(
-                ((not price.fits, asleep, price.seconds, load, instance.instance), instance, price, ladder)
-            )
+            options.append(((not price.fits, asleep, price.seconds, load, instance.instance), instance, price, ladder))
         if not options:
             return None
         _, instance, price, ladder = min(options, key=lambda option: option[0])

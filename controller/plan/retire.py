@@ -12,9 +12,7 @@ from relight.core.records import Decision, Desired, InstanceView, Keep, Mode, Mo
 from relight.core.states import State
 
 
-def move(
-    instance: InstanceView, desired: Desired, reason: str, *, operation: str = "", level: int = 0
-) -> Placement:
+def move(instance: InstanceView, desired: Desired, reason: str, *, operation: str = "", level: int = 0) -> Placement:
     """The instance where it is, with another desired state and nothing to fetch."""
     return Placement(
         instance=instance.instance,
@@ -40,9 +38,7 @@ def give_up_failed(lists: ModelFleet) -> list[Placement]:
     """Failed instances go; a guardian that only failed to wake and sleeps again stays a guardian."""
     placements = []
     for instance in lists.failed:
-        why = (
-            instance.failure.reason if instance.failure else f"it is {instance.state} although it was wanted"
-        )
+        why = instance.failure.reason if instance.failure else f"it is {instance.state} although it was wanted"
         after = "" if retry_at(instance) is not None else "; not tried again by itself"
         if asleep_again(instance):
             placements.append(move(instance, Desired.DORMANT, f"its wake failed: {why}{after}"))

@@ -50,9 +50,7 @@ class SqliteStore:
         self._changed = asyncio.Event()
         self._closed = False
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(
-            path.with_name(path.name + ".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600
-        )
+        self._lock = os.open(path.with_name(path.name + ".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -188,9 +186,7 @@ class SqliteStore:
         def work() -> Lease:
             with self._transaction() as db:
                 now = self._clock.now()
-                row = db.execute(
-                    "SELECT holder, epoch, expires_at FROM leases WHERE name=?", (name,)
-                ).fetchone()
+                row = db.execute("SELECT holder, epoch, expires_at FROM leases WHERE name=?", (name,)).fetchone()
                 held_by, epoch, expires_at = row or ("", 0, 0.0)
                 if held_by not in ("", holder) and expires_at > now:
                     raise Conflict(f"lease {name} is held by {held_by} for {expires_at - now:.1f} s more")

@@ -1,0 +1,110 @@
+"""Keeps the flight records: one timeline per start, and the expectations that they confirm or correct."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from relight.controller.flight.predict import learn
+from relight.controller.flight.timeline import Timeline, assemble, with_span
+from relight.controller.plan.prices import Predictions
+from relight.controller.state.base import Write
+from relight.controller.state.catalog import Catalog, drop, put
+from relight.core.clock import Clock
+from relight.core.records import GatewaySpan, InstanceView, Placement, Snapshot
+
+KEPT_TIMELINES = 500
+_PENDING_SPANS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class _Expectation:
+    seconds: float
+    placed_at: float
+
+
+class Recorder:
+    """Turns what agents and gateways measured into stored timelines."""
+
+    def __init__(self, catalog: Catalog, clock: Clock) -> None:
+        self._catalog, self._clock = catalog, clock
+        self._expected: dict[str, _Expectation] = {}
+        self._spans: dict[tuple[str, int, str], GatewaySpan] = {}
+        self._recorded: set[str] = set()
+        self._learnt: Predictions | None = None
+        catalog.listen(self._changed)
+
+    def _changed(self, keys: frozenset[str]) -> None:
+        if any(key.startswith("starts/") for key in keys):
+            self._learnt = None
+
+    @property
+    def predictions(self) -> Predictions:
+        """What the recorded starts teach; learnt anew only after another was recorded."""
+        if self._learnt is None:
+            self._learnt = learn(v.record for v in self._catalog.starts.values())
+        return self._learnt
+
+    def placed(self, placements: Iterable[Placement]) -> None:
+        """Notes what was expected of the placements, from now on."""
+        now = self._clock.monotonic()
+        for placement in placements:
+            if placement.predicted_seconds is not None:
+                self._expected[placement.instance] = _Expectation(placement.predicted_seconds, now)
+
+    def expected_in(self, instance: str) -> float | None:
+        """Seconds until an instance is expected to be ready, 0 when overdue; None when nothing is known."""
+        expectation = self._expected.get(instance)
+        if expectation is None:
+            return None
+        return max(0.0, expectation.placed_at + expectation.seconds - self._clock.monotonic())
+
+    def span(self, span: GatewaySpan) -> None:
+        """Takes in what a gateway saw; it is stored with the timeline that it belongs to."""
+        while len(self._spans) >= _PENDING_SPANS:
+            self._spans.pop(next(iter(self._spans)))
+        self._spans[span.instance, span.incarnation, span.name] = span
+
+    def writes(self, snapshot: Snapshot) -> tuple[list[Write], list[Timeline]]:
+        """The writes that bring the stored timelines up to date, and the timelines seen for the first time."""
+        touched: dict[str, Timeline] = {}
+        fresh = []
+        kinds = {(s.slot, d.id): d.kind for s in snapshot.slots for d in s.devices}
+        for instance in snapshot.instances:
+            timeline = self._timeline(instance, kinds)
+            if timeline is None or timeline.id in self._recorded:
+                continue
+            self._recorded.add(timeline.id)
+            if timeline.id not in self._catalog.starts:
+                touched[timeline.id] = timeline
+                fresh.append(timeline)
+        by_start = {(t.instance, t.incarnation): t for v in self._catalog.starts.values() if (t := v.record)}
+        by_start.update({(t.instance, t.incarnation): t for t in touched.values()})
+        for key, span in list(self._spans.items()):
+            known = by_start.get(key[:2])
+            if known is not None:
+                del self._spans[key]
+                updated = with_span(touched.get(known.id, known), span)
+                if updated != known:
+                    touched[known.id] = updated
+        found = [put("starts", timeline.id, timeline) for timeline in touched.values()]
+        surplus = len(self._catalog.starts) + len(fresh) - KEPT_TIMELINES
+        if fresh and surplus > 0:
+            found += [drop("starts", name) for name in sorted(self._catalog.starts)[:surplus]]
+        return found, fresh
+
+    def _timeline(self, instance: InstanceView, kinds: dict[tuple[str, str], str]) -> Timeline | None:
+        if instance.remembered or not instance.members:
+            return None
+        member = instance.members[0]
+        record = member.report.start if member.report else None
+        if record is None:
+            return None
+        stored = self._catalog.operations.get(record.operation)
+        expectation = self._expected.get(instance.instance)
+        return assemble(
+            record,
+            stored.record if stored else None,
+            device_kind=kinds.get((member.slot, member.devices[0]), "") if member.devices else "",
+            predicted_seconds=expectation.seconds if expectation else None,
+        )
