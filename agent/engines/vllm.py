@@ -110,7 +110,7 @@ class VllmDriver:
         served = served_name(context)
         _endpoint_file(context.directory).write_text(json.dumps({"host": context.bind_host, "port": port}))
         arguments = [
-            str(self._python.parent / "vllm"), "serve", spec.uri, *spec.args,
+            str(self._python), "-m", "vllm.entrypoints.cli.main", "serve", spec.uri, *spec.args,
             "--served-model-name", served, "--host", context.bind_host, "--port", str(port),
             "--worker-cls", "relight.plugin.vllm.worker.RelightCPUWorker", "--load-format", "relight",
         ]  # fmt: skip

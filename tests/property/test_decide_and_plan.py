@@ -89,9 +89,7 @@ def fleets(draw):
             draw(st.booleans()),
             {"stub": "1"},
             tuple(
-                DeviceReport(
-                    f"d{d}", "cpu", "p", 1 << 30, 0, healthy=draw(st.sampled_from([True, True, False]))
-                )
+                DeviceReport(f"d{d}", "cpu", "p", 1 << 30, 0, healthy=draw(st.sampled_from([True, True, False])))
                 for d in range(draw(st.integers(0, 3)))
             ),
         )
@@ -107,7 +105,12 @@ def fleets(draw):
         spec = draw(st.sampled_from([m.spec for m in models]))
         chosen = []
         for _ in range(spec.members):
-            roomy = [x.slot for x in slots if sum(f == x.slot for f, _ in free) >= spec.devices_per_member]
+            used = [s for s, _ in chosen]
+            roomy = [
+                x.slot
+                for x in slots
+                if x.slot not in used and sum(f == x.slot for f, _ in free) >= spec.devices_per_member
+            ]
             if roomy:
                 slot = draw(st.sampled_from(roomy))
                 own = sorted(d for s, d in free if s == slot)[: spec.devices_per_member]
@@ -116,9 +119,7 @@ def fleets(draw):
         if len(chosen) < spec.members:
             continue
         desired = draw(st.sampled_from(list(Desired)))
-        state = draw(
-            st.sampled_from([AFTER[desired], State.STARTING, State.WAKING, State.FAILED, State.NONE])
-        )
+        state = draw(st.sampled_from([AFTER[desired], State.STARTING, State.WAKING, State.FAILED, State.NONE]))
         failure = Failure("broken", draw(st.none() | st.just(5.0))) if state is State.FAILED else None
         members = tuple(
             MemberView(chosen[r][0], r, chosen[r][1], report(f"i-{n}", spec, r, (), state, failure))
@@ -229,9 +230,7 @@ def test_a_plan_claims_only_free_healthy_devices_of_living_slots_and_is_the_same
 @given(fleets())
 def test_while_slots_are_unheard_of_nothing_ready_is_taken_down(snapshot):
     snapshot = dataclasses.replace(snapshot, synced=False)
-    serving = {
-        i.instance for i in snapshot.instances if i.desired is Desired.READY and i.state is State.READY
-    }
+    serving = {i.instance for i in snapshot.instances if i.desired is Desired.READY and i.state is State.READY}
     made = plan(snapshot, decide(snapshot), Predictions(), ids())
     assert not [p for p in made.placements if p.instance in serving and p.desired is not Desired.READY]
 

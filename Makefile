@@ -1,0 +1,56 @@
+# The map of the project: `make help`.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+PYTHON ?= python3.11
+BIN := .venv/bin
+PACKAGES := core transfer agent controller gateway protos plugin
+export PYTHONDONTWRITEBYTECODE := 1
+
+.PHONY: help
+help: ## Show this map
+	@awk 'BEGIN {FS = ":.*## "} /^[a-zA-Z0-9_-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: setup setup-control setup-engine
+setup: ## Set up both environments and the demo's model (heavy parts are cached outside the checkout)
+	@$(PYTHON) scripts/setup_environments.py control engine model
+setup-control: ## Set up the control plane's environment alone
+	@$(PYTHON) scripts/setup_environments.py control
+setup-engine: ## Set up the engine environment alone
+	@$(PYTHON) scripts/setup_environments.py engine
+
+.PHONY: demo
+demo: setup ## The main job on this machine: a guardian becomes a proven replica; ends with one line of JSON
+	@$(BIN)/python benchmarks/demo/main.py
+
+.PHONY: test test-fast test-engine
+test: setup ## The tests of every change, with real vLLM (session-wide pair of engines)
+	@$(BIN)/python -m pytest
+test-fast: setup-control ## The tests that need no engine environment
+	@$(BIN)/python -m pytest -m "not engine"
+test-engine: setup ## The tests with real vLLM alone
+	@$(BIN)/python -m pytest -m engine
+
+.PHONY: lint type imports check-protos protos format licences
+lint: setup-control ## Style, names, banned calls, unused dependencies
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/deptry . > /dev/null
+type: setup-control ## Strict types
+	@$(BIN)/mypy -p relight.core -p relight.transfer -p relight.protos.convert -p relight.agent -p relight.controller -p relight.gateway
+imports: setup-control ## Import directions of docs/architecture.md
+	@$(BIN)/lint-imports
+protos: setup-control ## Regenerate the code of protos/relight/v1
+	@$(BIN)/python scripts/gen_protos.py
+check-protos: setup-control ## Fail when generated code differs from the .proto files
+	@$(BIN)/python scripts/gen_protos.py --check
+format: setup-control ## Rewrite to the house style
+	@$(BIN)/ruff check --fix -q . ; $(BIN)/ruff format -q .
+licences: setup-control ## Fail on a dependency whose licence is not on the list
+	@$(BIN)/python scripts/check_licences.py
+
+.PHONY: docs clean
+docs: setup-control ## Regenerate what docs take from code (configuration schema, OpenAPI, CLI help)
+	@$(BIN)/python scripts/gen_docs.py
+clean: ## Remove the checkout's own environments and caches
+	@rm -rf .venv .venv-engine .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

