@@ -5,7 +5,7 @@ No I/O but reading the clock for grants. What is built here is committed at once
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from relight.controller.plan.fleet import due
@@ -246,8 +246,3 @@ def _member(view: InstanceView | None, rank: int) -> MemberView | None:
 def epoch_of(assignment: Assignment, epoch: int) -> Assignment:
     """The assignment under the epoch of the controller that publishes it now."""
     return assignment if assignment.epoch == epoch else replace(assignment, epoch=epoch)
-
-
-def acknowledged(reports: Mapping[str, int], assignment: Assignment) -> bool:
-    """Whether the slot's agent acts on this assignment or a newer one."""
-    return reports.get(assignment.slot, -1) >= assignment.revision

@@ -106,6 +106,7 @@ class FreeDevices:
     def find(self, spec: ModelSpec, crowd: Iterable[str]) -> tuple[list[tuple[str, tuple[DeviceReport, ...]]], str]:
         """A slot and its devices for every member of one instance of `spec`, or nothing and the reason.
 
+        Every member has a slot of its own: an agent knows an instance by its id alone.
         `crowd` names the slots of the model's other instances, once each: emptier slots are preferred.
         """
         load: dict[str, int] = {}
@@ -116,23 +117,24 @@ class FreeDevices:
         chosen: list[tuple[str, tuple[DeviceReport, ...]]] = []
         refused: dict[str, int] = {}
         for _ in range(max(1, spec.members)):
-            used = [slot for slot, _ in chosen]
+            used = {slot for slot, _ in chosen}
             fitting = []
             for name, devices in left.items():
-                if spec.engine not in self._slots[name].engines:
+                if name in used:
+                    refused["with another member"] = refused.get("with another member", 0) + 1
+                elif spec.engine not in self._slots[name].engines:
                     refused[f"without engine {spec.engine}"] = refused.get(f"without engine {spec.engine}", 0) + 1
                 elif len(devices) < each:
                     refused["without enough free devices"] = refused.get("without enough free devices", 0) + 1
                 elif 0 < sum(d.total_bytes for d in devices[:each]) < spec.memory_bytes:
                     refused["with too little memory"] = refused.get("with too little memory", 0) + 1
                 else:
-                    fitting.append((used.count(name), load.get(name, 0), -len(devices), name))
+                    fitting.append((load.get(name, 0), -len(devices), name))
             if not fitting:
                 why = ", ".join(f"{count} {reason}" for reason, count in sorted(refused.items()))
                 return [], f"no slot has {each} free devices for it ({why or 'no slot is alive'})"
             name = min(fitting)[-1]
             chosen.append((name, tuple(left[name][:each])))
-            left[name] = left[name][each:]
         return chosen, ""
 
     def take(self, chosen: Iterable[tuple[str, tuple[DeviceReport, ...]]]) -> None:

@@ -1,0 +1,208 @@
+"""The one YAML file of the single-machine mode: strict, and every refusal names the line and what was expected.
+
+Nothing is started before the whole file has passed, plans that cannot come true included.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from relight.controller.config import ModelConfig
+from relight.core.errors import FieldError, InvalidInput
+from relight.core.ids import is_name
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB)?")
+_UNITS = {None: 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+
+
+def _bytes(value: Any) -> Any:
+    if isinstance(value, str):
+        found = _SIZE.fullmatch(value.strip())
+        if found is None:
+            raise ValueError("a size such as 512MiB, 8GiB, or a number of bytes")
+        return int(float(found[1]) * _UNITS[found[2]])
+    return value
+
+
+Size = Annotated[int, BeforeValidator(_bytes), Field(gt=0, le=1 << 50)]
+Port = Annotated[int, Field(ge=1, le=65535)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DeviceEntry(_Strict):
+    """Some cores with a memory budget: one device. Without `cores` the system chooses where it runs."""
+
+    id: Annotated[str, Field(min_length=1, max_length=63)]
+    cores: tuple[Annotated[int, Field(ge=0, le=4095)], ...] = ()
+    memory: Size
+
+
+class NodeEntry(_Strict):
+    """One node: an agent of its own. Several nodes on one machine stand for several machines."""
+
+    name: str
+    devices: Annotated[tuple[DeviceEntry, ...], Field(min_length=1)]
+    force_tcp: bool = False
+    """Behave as if no other node were on this host: weights come over tcp."""
+
+    @model_validator(mode="after")
+    def _named(self) -> NodeEntry:
+        if not is_name(self.name):
+            raise ValueError("a node is named by lower-case letters, digits, '-' and '.'")
+        twice = [i for i, n in Counter(d.id for d in self.devices).items() if n > 1]
+        if twice:
+            raise ValueError(f"device ids of a node must differ; twice: {', '.join(twice)}")
+        return self
+
+
+class PortsEntry(_Strict):
+    """Where this machine's components listen, all on loopback."""
+
+    controller: Port = 7400
+    fleet: Port = 7401
+    gateway: Port = 8400
+
+    @model_validator(mode="after")
+    def _apart(self) -> PortsEntry:
+        if len({self.controller, self.fleet, self.gateway}) < 3:
+            raise ValueError("three different ports")
+        return self
+
+
+class EngineEntry(_Strict):
+    """An engine environment: the interpreter that has the engine and relight-engine."""
+
+    python: str
+
+
+class MachineConfig(_Strict):
+    """The whole file."""
+
+    ports: PortsEntry = PortsEntry()
+    engines: dict[str, EngineEntry]
+    nodes: Annotated[tuple[NodeEntry, ...], Field(min_length=1)]
+    models: Annotated[tuple[ModelConfig, ...], Field(min_length=1)]
+    gateway: GatewayEntry = Field(default_factory=lambda: GatewayEntry())
+    log_level: Annotated[str, Field(pattern="^(debug|info|warning|error)$")] = "info"
+
+
+class GatewayEntry(_Strict):
+    """How long and how many requests wait for a replica, and how fast they go on when it is there."""
+
+    hold_seconds: Annotated[float, Field(gt=0, le=3600)] = 120.0
+    max_held: Annotated[int, Field(ge=0, le=100_000)] = 1000
+    release_per_second: Annotated[float, Field(gt=0, le=1_000_000)] = 200.0
+
+
+MachineConfig.model_rebuild()
+
+
+def load(path: Path) -> MachineConfig:
+    """The checked configuration, with relative paths resolved against the file's own folder.
+
+    Raises InvalidInput with one error per wrong place, each beginning with `line N`.
+    """
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise InvalidInput(
+            "no configuration", [FieldError(str(path), "a readable YAML file", error.strerror or "unreadable")]
+        ) from error
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f"line {mark.line + 1}" if mark else "the file"
+        problem = str(getattr(error, "problem", "") or error)
+        raise InvalidInput(f"{path} is not YAML", [FieldError(line, "YAML", problem)]) from error
+    if not isinstance(data, dict):
+        raise InvalidInput(f"{path} is not a configuration", [FieldError("line 1", "a mapping", type(data).__name__)])
+    try:
+        config = MachineConfig.model_validate(data)
+    except ValidationError as error:
+        raise InvalidInput(
+            f"{path} is not a valid configuration",
+            [
+                FieldError(
+                    f"line {_line(node, e['loc'])}: {'.'.join(map(str, e['loc'])) or '(file)'}",
+                    e["msg"],
+                    repr(e["input"])[:60],
+                )
+                for e in error.errors(include_url=False)
+            ],
+        ) from None
+    config = _resolved(config, path.resolve().parent)
+    wrong = [
+        FieldError(f"line {_line(node, where)}: {'.'.join(map(str, where))}", expected, got)
+        for where, expected, got in _impossible(config)
+    ]
+    if wrong:
+        raise InvalidInput(f"{path} cannot come true", wrong)
+    return config
+
+
+def _line(node: yaml.Node | None, where: tuple[int | str, ...]) -> int:
+    """The line of the deepest place on the way to `where` that the file has."""
+    line = node.start_mark.line + 1 if node is not None else 1
+    for step in where:
+        found: yaml.Node | None = None
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                if key.value == str(step):
+                    line, found = key.start_mark.line + 1, value
+        elif isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
+            found = node.value[step]
+            line = found.start_mark.line + 1
+        if found is None:
+            break
+        node = found
+    return line
+
+
+def _resolved(config: MachineConfig, base: Path) -> MachineConfig:
+    engines = {
+        name: EngineEntry(python=str(base / Path(entry.python).expanduser())) for name, entry in config.engines.items()
+    }
+    models = tuple(m.model_copy(update={"uri": str(base / Path(m.uri).expanduser())}) for m in config.models)
+    return config.model_copy(update={"engines": engines, "models": models})
+
+
+Impossible = tuple[tuple[int | str, ...], str, str]
+
+
+def _impossible(config: MachineConfig) -> list[Impossible]:
+    found: list[Impossible] = []
+    for name, entry in config.engines.items():
+        if name != "vllm":
+            found.append((("engines", name), "the engine vllm", name))
+        elif not Path(entry.python).is_file():
+            found.append((("engines", name, "python"), "an interpreter; `make setup` makes one", entry.python))
+    for what, names in (
+        ("nodes", [n.name for n in config.nodes]),
+        ("models", [f"{m.namespace}/{m.name}" for m in config.models]),
+    ):
+        found += [((what, n, "name"), "a name of its own", x) for n, x in enumerate(names) if names.index(x) < n]
+    wanted = 0
+    for n, model in enumerate(config.models):
+        if model.engine not in config.engines:
+            known = ", ".join(config.engines)
+            found.append((("models", n, "engine"), f"one of the configured engines ({known})", model.engine))
+        if not (Path(model.uri) / "config.json").is_file():
+            found.append((("models", n, "uri"), "a model directory with config.json", model.uri))
+        if model.replicas > model.max_replicas:
+            found.append((("models", n, "replicas"), f"at most max_replicas ({model.max_replicas})", str(model.replicas)))
+        wanted += (model.replicas + model.guardians.replicas) * model.members * model.devices_per_member
+    there = sum(len(node.devices) for node in config.nodes)
+    if wanted > there:
+        found.append((("models",), f"replicas and guardians for at most {there} device(s)", f"{wanted} wanted"))
+    return found

@@ -1,0 +1,123 @@
+"""The controller's configuration file: JSON, strict, every wrong key named before anything starts."""
+
+from __future__ import annotations
+
+import json
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from relight.controller.specs import ModelBody
+from relight.core.auth import Identity, Role, TokenEntry, Tokens
+from relight.core.errors import FieldError, InvalidInput
+from relight.core.ids import is_name
+from relight.core.records import ModelSpec
+from relight.core.tls import TlsFiles
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TlsConfig(_Strict):
+    """PEM files of this end."""
+
+    certificate: Path
+    private_key: Path
+    authority: Path
+
+    def files(self) -> TlsFiles:
+        """As the shared record."""
+        return TlsFiles(self.certificate, self.private_key, self.authority)
+
+
+class Listen(_Strict):
+    """Where to listen; port 0 picks a free one. Without TLS only a loopback address is allowed."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)]
+    tls: TlsConfig | None = None
+
+    @model_validator(mode="after")
+    def _plaintext_is_loopback(self) -> Listen:
+        if self.tls is None and not _is_loopback(self.host):
+            raise ValueError(f"without `tls` the host must be a loopback address, not {self.host}")
+        return self
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class TokenConfig(_Strict):
+    """One accepted token, by its SHA-256: the token itself is never stored here."""
+
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    roles: tuple[Role, ...]
+
+
+class ModelConfig(ModelBody):
+    """A model that is made known at start."""
+
+    namespace: str = "default"
+    name: str
+
+    @model_validator(mode="after")
+    def _names(self) -> ModelConfig:
+        for field in ("namespace", "name"):
+            if not is_name(getattr(self, field)):
+                raise ValueError(f"{field} must be lower-case letters, digits, '-' and '.'")
+        return self
+
+    def record(self) -> ModelSpec:
+        """As the shared record."""
+        return self.spec(self.namespace, self.name)
+
+
+class ControllerConfig(_Strict):
+    """The whole file."""
+
+    state_path: Path
+    http: Listen
+    grpc: Listen
+    tokens: tuple[TokenConfig, ...]
+    models: tuple[ModelConfig, ...] = ()
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    slot_grace_seconds: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)] = 10.0
+    """How long a slot whose agent went away counts as alive: longer than an agent takes to restart."""
+    gateway_grace_seconds: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)] = 3.0
+    """How long a vanished gateway may still be routing, and so holds drains up."""
+    shutdown_grace_seconds: Annotated[float, Field(gt=0, le=300, allow_inf_nan=False)] = 5.0
+    agent_token: Annotated[str, Field(repr=False)] = ""
+    """Shown to agents when their logs are asked for; agents must know it with the role viewer."""
+
+    def known_tokens(self) -> Tokens:
+        """The tokens that are accepted here."""
+        return Tokens(TokenEntry(t.sha256, Identity(t.name, frozenset(t.roles))) for t in self.tokens)
+
+
+def load(path: Path) -> ControllerConfig:
+    """The configuration in `path`. Raises InvalidInput naming every wrong key and what was expected."""
+    try:
+        data = json.loads(path.read_bytes())
+    except OSError as error:
+        wrong = FieldError("--config", "a readable JSON file", f"{path} ({error.strerror})")
+        raise InvalidInput("no configuration", [wrong]) from error
+    except ValueError as error:
+        raise InvalidInput("no configuration", [FieldError(str(path), "JSON", str(error))]) from error
+    try:
+        return ControllerConfig.model_validate(data)
+    except ValidationError as error:
+        raise InvalidInput(
+            f"{path} is not a valid configuration",
+            [
+                FieldError(".".join(map(str, e["loc"])) or "(the whole file)", e["msg"], repr(e["input"])[:80])
+                for e in error.errors(include_url=False)
+            ],
+        ) from None

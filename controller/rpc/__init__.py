@@ -1,0 +1,1 @@
+"""The gRPC side: agents and gateways dial in here."""

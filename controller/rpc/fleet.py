@@ -1,0 +1,137 @@
+"""Fleet.Attach: one stream per slot; reports come in, the slot's whole assignment goes out at each change."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+import grpc
+
+from relight.controller.apply.changes import epoch_of
+from relight.controller.loop import Reconciler
+from relight.controller.rpc.guard import authorize, refuse
+from relight.controller.state.catalog import Catalog
+from relight.core.auth import Role, Tokens
+from relight.core.errors import FieldError, InvalidInput
+from relight.core.ids import is_name
+from relight.core.logs import get_logger
+from relight.core.records import Assignment, SlotReport
+from relight.core.states import State
+from relight.protos.convert import from_proto, to_proto
+from relight.protos.relight.v1 import fleet_pb2, fleet_pb2_grpc
+
+log = get_logger("controller.rpc.fleet")
+
+Context = grpc.aio.ServicerContext[fleet_pb2.SlotReport, fleet_pb2.Assignment]
+
+
+class FleetService(fleet_pb2_grpc.FleetServicer):
+    """Lets agents attach. A newer stream of the same slot ends the older one."""
+
+    def __init__(self, reconciler: Reconciler, catalog: Catalog, tokens: Tokens) -> None:
+        self._reconciler, self._catalog, self._tokens = reconciler, catalog, tokens
+        self._streams: dict[str, set[asyncio.Event]] = {}
+        catalog.listen(self._stored)
+
+    def _stored(self, keys: frozenset[str]) -> None:
+        for key in keys:
+            kind, _, slot = key.partition("/")
+            if kind == "assignments":
+                self._poke(slot)
+
+    def _poke(self, slot: str) -> None:
+        for event in self._streams.get(slot, ()):
+            event.set()
+
+    async def Attach(  # noqa: N802 - the name is the protocol's
+        self, request_iterator: AsyncIterator[fleet_pb2.SlotReport], context: Context
+    ) -> AsyncIterator[fleet_pb2.Assignment]:
+        await authorize(context, self._tokens, Role.AGENT)
+        stream = _Stream(self, request_iterator, context)
+        try:
+            async for assignment in stream.assignments():
+                yield to_proto(assignment, fleet_pb2.Assignment)
+        except InvalidInput as error:
+            await refuse(context, error)
+        finally:
+            await stream.close()
+
+
+class _Stream:
+    def __init__(self, service: FleetService, reports: AsyncIterator[fleet_pb2.SlotReport], context: Context) -> None:
+        self._service = service
+        self._fleet = service._reconciler.fleet
+        self._session = self._fleet.new_session()
+        self._slot = ""
+        self._event = asyncio.Event()
+        self._context = context
+        self._reader = asyncio.create_task(self._read(reports))
+        self._reader.add_done_callback(lambda _: self._event.set())
+
+    async def _read(self, reports: AsyncIterator[fleet_pb2.SlotReport]) -> None:
+        async for message in reports:
+            report = from_proto(message, SlotReport)
+            _check(report, self._slot)
+            if not self._slot:
+                self._slot = report.slot
+                self._service._streams.setdefault(report.slot, set()).add(self._event)
+                log.info("slot.attached", slot=report.slot, agent=report.agent, host=report.host)
+            self._fleet.report(report, self._session)
+            self._service._poke(report.slot)
+
+    async def assignments(self) -> AsyncIterator[Assignment]:
+        """Each assignment that the agent should have and was not sent on this stream; ends with the stream."""
+        sent = (-1, -1)
+        while True:
+            await self._event.wait()
+            self._event.clear()
+            if self._reader.done():
+                await self._reader
+                return
+            seen = self._fleet.seen.get(self._slot)
+            if seen is None or seen.session > self._session:
+                return
+            assignment = self._wanted(seen.report)
+            if assignment is not None and (assignment.epoch, assignment.revision) != sent:
+                sent = (assignment.epoch, assignment.revision)
+                yield assignment
+
+    def _wanted(self, report: SlotReport) -> Assignment | None:
+        epoch = self._service._reconciler.lease.epoch
+        stored = self._service._catalog.assignments.get(self._slot)
+        if stored is not None:
+            # An agent ahead of the store is adopted first: an older assignment would end what it runs.
+            behind = stored.record.revision < report.revision
+            return None if behind or epoch < report.epoch else epoch_of(stored.record, epoch)
+        if any(instance.state is not State.GONE for instance in report.instances):
+            return None
+        return Assignment(self._slot, epoch, report.revision)
+
+    async def close(self) -> None:
+        self._reader.cancel()
+        with suppress(asyncio.CancelledError, InvalidInput, grpc.RpcError):
+            await self._reader
+        if self._slot:
+            self._service._streams[self._slot].discard(self._event)
+            self._fleet.detach(self._slot, self._session)
+
+
+def _check(report: SlotReport, slot: str) -> None:
+    wrong = []
+    if not is_name(report.slot):
+        wrong.append(FieldError("slot", "a name of lower-case letters, digits, '-' and '.'", repr(report.slot)))
+    elif slot and report.slot != slot:
+        wrong.append(FieldError("slot", f"{slot!r}, the slot of this stream", repr(report.slot)))
+    if not report.agent:
+        wrong.append(FieldError("agent", "the incarnation of the agent process", repr(report.agent)))
+    owned = {device.id for device in report.devices}
+    if len(owned) != len(report.devices):
+        wrong.append(FieldError("devices", "every id once", ", ".join(d.id for d in report.devices)[:80]))
+    for n, instance in enumerate(report.instances):
+        if not is_name(instance.instance):
+            wrong.append(FieldError(f"instances.{n}.instance", "an instance id", repr(instance.instance)[:80]))
+        if not 0 <= instance.rank < max(1, instance.members):
+            wrong.append(FieldError(f"instances.{n}.rank", f"0 to {instance.members - 1}", str(instance.rank)))
+    if wrong:
+        raise InvalidInput("not a valid SlotReport", wrong)

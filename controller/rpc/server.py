@@ -1,0 +1,86 @@
+"""The gRPC server of the controller, and its calls to agents."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import grpc
+
+from relight.controller.loop import Reconciler
+from relight.controller.rpc.fleet import FleetService
+from relight.controller.rpc.routing import RoutingService
+from relight.controller.state.catalog import Catalog
+from relight.core.auth import Tokens
+from relight.core.errors import NotFound, Unavailable
+from relight.core.tls import TlsFiles
+from relight.protos.relight.v1 import fleet_pb2, fleet_pb2_grpc, routing_pb2_grpc
+
+MAX_MESSAGE_BYTES = 16 << 20
+_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # A peer that vanished without a word is noticed within these times, well inside a slot's grace.
+    ("grpc.keepalive_time_ms", 5_000),
+    ("grpc.keepalive_timeout_ms", 3_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
+    ("grpc.http2.max_ping_strikes", 0),
+    # Two controllers must never share a port by accident.
+    ("grpc.so_reuseport", 0),
+)
+
+
+async def serve(
+    reconciler: Reconciler, catalog: Catalog, tokens: Tokens, address: str, tls: TlsFiles | None
+) -> tuple[grpc.aio.Server, int]:
+    """A started server on `address` (`host:port`, port 0 picks one), and the port that it has."""
+    server = grpc.aio.server(options=_OPTIONS)
+    fleet_pb2_grpc.add_FleetServicer_to_server(FleetService(reconciler, catalog, tokens), server)  # type: ignore[no-untyped-call]
+    routing_pb2_grpc.add_RoutingServicer_to_server(  # type: ignore[no-untyped-call]
+        RoutingService(reconciler.gateways, reconciler.router, tokens), server
+    )
+    try:
+        if tls is None:
+            port = server.add_insecure_port(address)
+        else:
+            certificate, private_key, authority = tls.read()
+            credentials = grpc.ssl_server_credentials([(private_key, certificate)], authority)
+            port = server.add_secure_port(address, credentials)
+    except RuntimeError as error:
+        raise Unavailable(f"cannot listen on {address}: {error}") from error
+    await server.start()
+    return server, port
+
+
+class AgentCalls:
+    """Calls that the controller makes to agents."""
+
+    def __init__(self, token: str, tls: TlsFiles | None) -> None:
+        self._metadata = (("authorization", f"Bearer {token}"),)
+        self._tls = tls
+
+    async def logs(self, address: str, instance: str, tail_bytes: int, *, follow: bool) -> AsyncIterator[bytes]:
+        """The end of an instance's engine log, then what is appended while `follow`.
+
+        Raises NotFound when the agent does not know the instance, Unavailable when it cannot be reached.
+        """
+        if self._tls is None:
+            channel = grpc.aio.insecure_channel(address)
+        else:
+            certificate, private_key, authority = self._tls.read()
+            credentials = grpc.ssl_channel_credentials(authority, private_key, certificate)
+            channel = grpc.aio.secure_channel(address, credentials)
+        async with channel:
+            stub = fleet_pb2_grpc.AgentStub(channel)  # type: ignore[no-untyped-call]
+            call = stub.Logs(
+                fleet_pb2.LogRequest(instance=instance, tail_bytes=tail_bytes, follow=follow),
+                metadata=self._metadata,
+                timeout=None if follow else 30.0,
+            )
+            try:
+                async for chunk in call:
+                    yield chunk.data
+            except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.NOT_FOUND:
+                    raise NotFound(f"the agent has no log of {instance}") from error
+                raise Unavailable(f"the agent at {address} did not answer: {error.details()}") from error

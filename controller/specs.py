@@ -1,0 +1,104 @@
+"""What an owner may write of a model, with every bound: the body of REST requests and of the configuration."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from relight.core.records import (
+    Drain,
+    Guardians,
+    Keep,
+    Mode,
+    ModelSpec,
+    OnTimeout,
+    RungKind,
+    ScaleToZero,
+)
+
+NAME_PATTERN = r"^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$"
+MAX_REPLICAS = 10_000
+
+Count = Annotated[int, Field(ge=0, le=MAX_REPLICAS, strict=True)]
+Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+# A NUL would end an argument early on its way to the process.
+Text = Annotated[str, Field(max_length=4096, pattern=r"^[^\x00]*$")]
+NonEmpty = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")]
+Rungs = Annotated[list[RungKind], Field(min_length=1, max_length=4)]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class GuardiansBody(_Body):
+    """How many dormant instances stand by, and at which sleep level."""
+
+    replicas: Count = 0
+    level: Annotated[int, Field(ge=1, le=2, strict=True)] = 2
+
+
+class ScaleToZeroBody(_Body):
+    """When the last replica goes, and what it leaves behind."""
+
+    idle_seconds: Seconds | None = None
+    keep: Keep = Keep.GUARDIAN
+
+
+class DrainBody(_Body):
+    """How long requests may finish before sleep or stop."""
+
+    timeout_seconds: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] = 30.0
+    on_timeout: OnTimeout = OnTimeout.ABORT
+
+
+class ModelBody(_Body):
+    """One model as its owner asks for it; its name and namespace stand in the path."""
+
+    uri: NonEmpty
+    revision: NonEmpty
+    engine: NonEmpty
+    served_names: Annotated[list[NonEmpty], Field(max_length=64)] = []
+    args: Annotated[list[Text], Field(max_length=512)] = []
+    env: Annotated[
+        dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)], Text],
+        Field(max_length=512),
+    ] = {}
+    members: Annotated[int, Field(ge=1, le=256, strict=True)] = 1
+    devices_per_member: Annotated[int, Field(ge=1, le=64, strict=True)] = 1
+    memory_bytes: Annotated[int, Field(ge=0, le=1 << 50, strict=True)] = 0
+    replicas: Count = 0
+    max_replicas: Count = 64
+    guardians: GuardiansBody = GuardiansBody()
+    mode: Mode = Mode.AUTO
+    scale_to_zero: ScaleToZeroBody = ScaleToZeroBody()
+    rungs: Rungs = list(RungKind)
+    drain: DrainBody = DrainBody()
+    start_deadline_seconds: Seconds = 900.0
+    wake_deadline_seconds: Seconds = 60.0
+
+    def spec(self, namespace: str, name: str) -> ModelSpec:
+        """As the shared record."""
+        return ModelSpec(
+            namespace=namespace,
+            name=name,
+            uri=self.uri,
+            revision=self.revision,
+            engine=self.engine,
+            served_names=tuple(self.served_names),
+            args=tuple(self.args),
+            env=dict(self.env),
+            members=self.members,
+            devices_per_member=self.devices_per_member,
+            memory_bytes=self.memory_bytes,
+            replicas=self.replicas,
+            max_replicas=self.max_replicas,
+            guardians=Guardians(self.guardians.replicas, self.guardians.level),
+            mode=self.mode,
+            scale_to_zero=ScaleToZero(self.scale_to_zero.idle_seconds, self.scale_to_zero.keep),
+            rungs=tuple(dict.fromkeys(self.rungs)),
+            drain=Drain(self.drain.timeout_seconds, self.drain.on_timeout),
+            start_deadline_seconds=self.start_deadline_seconds,
+            wake_deadline_seconds=self.wake_deadline_seconds,
+        )
