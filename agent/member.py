@@ -63,6 +63,8 @@ class Member:
     ready_bytes: int = 0
     unmapped_bytes: int = 0
     retry_at: float = 0.0
+    ending: bool = False
+    """Its process is being ended by this agent."""
     task: asyncio.Task[None] | None = None
     """The transition under way, of this `kind`."""
     kind: Kind | None = None

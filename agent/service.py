@@ -24,9 +24,10 @@ from relight.agent.stages.common import Tools
 from relight.agent.supervisor.client import Exit
 from relight.agent.transitions import Transitions
 from relight.core.clock import Clock
+from relight.core.errors import FieldError, InvalidInput
 from relight.core.ids import new_id
 from relight.core.logs import get_logger
-from relight.core.records import DeviceReport, SlotReport
+from relight.core.records import Assignment, DeviceReport, SlotReport
 from relight.protos.relight.v1 import fleet_pb2_grpc
 
 _log = get_logger("agent")
@@ -125,7 +126,10 @@ class Agent:
 
     # ------------------------------------------------------------------ events
 
-    def _accept(self, assignment: Any, received_at: float) -> bool:
+    def _accept(self, assignment: Assignment, received_at: float) -> bool:
+        if assignment.slot != self._config.slot:
+            wrong = FieldError("slot", self._config.slot, repr(assignment.slot))
+            raise InvalidInput("an assignment for another slot", [wrong])
         return self._transitions is not None and self._transitions.accept(assignment, received_at)
 
     def _on_exit(self, exit_: Exit) -> None:

@@ -62,15 +62,18 @@ class Transitions:
             return False
         self._journal.accept(assignment)
         failpoints.hit("agent.apply.after-journal")
+        self._hand_out(assignment, received_at)
+        self.advance(received_at)
+        self._changed()
+        return True
+
+    def _hand_out(self, assignment: Assignment, received_at: float) -> None:
         for wanted in assignment.instances:
             member = self.members.get(wanted.instance)
             if member is not None:
                 if member.assignment != wanted:
                     member.assignment, member.received_at = wanted, received_at
                 member.epoch, member.revision = assignment.epoch, assignment.revision
-        self.advance(received_at)
-        self._changed()
-        return True
 
     def reports(self) -> tuple[InstanceReport, ...]:
         """Every member as it stands."""
@@ -193,7 +196,7 @@ class Transitions:
         except Exception as error:  # noqa: BLE001 - a defect in a stage fails its instance, not the agent
             _log.exception("stage.defect", instance=member.instance)
             with contextlib.suppress(Exception):
-                await self._tools.spawner.end(member.instance, END_GRACE)
+                await self._tools.end(member, END_GRACE)
             member.fail(f"defect: {explain(error)}", RETRY_AFTER)
 
     def _done(self, member: Member, done: asyncio.Task[None]) -> None:
@@ -221,7 +224,7 @@ class Transitions:
     def on_exit(self, exit_: Exit) -> None:
         """The supervisor says that a main process ended."""
         member = self.members.get(exit_.instance)
-        if member is None or member.state in _NO_PROCESS or member.state is State.STOPPING:
+        if member is None or member.ending or member.state in _NO_PROCESS:
             return
         if member.pid not in (0, exit_.pid):
             return
@@ -249,6 +252,9 @@ class Transitions:
         self._journal.begin(boot_id)
         for record in list(self._journal.instances.values()):
             self._adopt(record, alive.pop(record.assignment.instance, None), same_boot)
+        if self._journal.assignment is not None:
+            # The newest intent may have been journalled after an instance's own last record.
+            self._hand_out(self._journal.assignment, self._tools.clock.now())
         for stranger in alive.values():
             _log.warning("instance.unknown", instance=stranger.instance, pid=stranger.pid)
             await self._tools.spawner.end(stranger.instance, 0)

@@ -66,6 +66,14 @@ class Tools:
             member.handle = self.driver(member).handle(self.context(member))
         return member.handle
 
+    async def end(self, member: Member, grace_seconds: float) -> None:
+        """Ends the member's whole tree; returns when it is gone. The exit that follows is nobody's news."""
+        member.ending = True
+        try:
+            await self.spawner.end(member.instance, grace_seconds)
+        finally:
+            member.ending = False
+
     async def measure(self, member: Member, residual_bytes: int | None = None) -> MemoryReading:
         """Measures the member's memory now and keeps it. Reading a large tree takes tens of milliseconds."""
         weights, kv, unmapped = await self.attach(member).resident()

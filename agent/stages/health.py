@@ -36,7 +36,7 @@ async def look(member: Member, tools: Tools, misses: dict[str, int]) -> str:
 
 async def bury(member: Member, tools: Tools, reason: str) -> None:
     """Ends what is left of the tree at once, then FAILED: the device must be free when others hear of it."""
-    await tools.spawner.end(member.instance, 0)
+    await tools.end(member, 0)
     member.pid = member.start_time = 0
     member.requests_running = 0
     if member.handle is not None:

@@ -36,7 +36,7 @@ async def sleep(member: Member, tools: Tools, cause: str) -> None:
     except Exception as error:  # noqa: BLE001 - an engine between awake and asleep is of no use
         reason = f"sleep failed: {explain(error)}"
         _log.warning("sleep.failed", instance=member.instance, reason=reason)
-        await tools.spawner.end(member.instance, END_GRACE)
+        await tools.end(member, END_GRACE)
         member.fail(reason, RETRY_AFTER)
         return
     member.move(State.DORMANT, told)

@@ -32,7 +32,7 @@ async def start(member: Member, tools: Tools, cause: str) -> None:
             _log.exception("start.defect", instance=member.instance)
         reason = explain(error)
         record.mark("engine", reason)
-        await tools.spawner.end(member.instance, END_GRACE)
+        await tools.end(member, END_GRACE)
         record.finish(False, reason)
         member.pid = member.start_time = 0
         # Wrong arguments stay wrong; anything else may pass.

@@ -33,7 +33,7 @@ async def stop(member: Member, tools: Tools, cause: str) -> None:
             async with asyncio.timeout(END_GRACE):
                 await member.handle.close_source(END_GRACE / 2)
     try:
-        await tools.spawner.end(member.instance, END_GRACE)
+        await tools.end(member, END_GRACE)
     except Unavailable as error:
         # The supervisor is being restarted: the same stop is taken up again.
         member.retry_at = tools.clock.now() + error.retry_after

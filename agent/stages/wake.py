@@ -105,4 +105,4 @@ async def _give_back(member: Member, tools: Tools, handle: EngineHandle) -> None
             await handle.suspend()
     except Exception as error:  # noqa: BLE001 - an engine that cannot suspend is ended
         _log.warning("suspend.failed", instance=member.instance, reason=explain(error))
-        await tools.spawner.end(member.instance, END_GRACE)
+        await tools.end(member, END_GRACE)

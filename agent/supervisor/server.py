@@ -114,8 +114,6 @@ class Server:
 
     def _on_exit(self, main: Main) -> None:
         self._unwatch(main)
-        for peer, number in self._ending.pop(main.instance, []):
-            self._send(peer, {"id": number, "ok": True, "code": main.code})
         event = {
             "event": "exit", "instance": main.instance, "pid": main.pid, "start_time": main.start_time,
             "code": main.code, "killed": sorted(main.killed),
@@ -123,6 +121,9 @@ class Server:
         for peer in list(self._peers.values()):
             if peer.greeted:
                 self._send(peer, event)
+        # After the event: who asked for the end still knows then that it was the one who asked.
+        for peer, number in self._ending.pop(main.instance, []):
+            self._send(peer, {"id": number, "ok": True, "code": main.code})
 
     def _on_connect(self) -> None:
         connection, _ = self._listener.accept()
