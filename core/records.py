@@ -540,8 +540,8 @@ class RouteModel:
     replicas: tuple[RouteReplica, ...]
     coming: int
     can_come: bool
-    next_ready_seconds: float | None
-    reason: str
+    next_ready_seconds: float | None = None
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 import grpc
 
@@ -59,7 +59,7 @@ class AgentCalls:
         self._metadata = (("authorization", f"Bearer {token}"),)
         self._tls = tls
 
-    async def logs(self, address: str, instance: str, tail_bytes: int, *, follow: bool) -> AsyncIterator[bytes]:
+    async def logs(self, address: str, instance: str, tail_bytes: int, *, follow: bool) -> AsyncGenerator[bytes, None]:
         """The end of an instance's engine log, then what is appended while `follow`.
 
         Raises NotFound when the agent does not know the instance, Unavailable when it cannot be reached.

@@ -6,7 +6,7 @@ repeats nothing; the writes of one commit take consecutive revisions and become 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -73,7 +73,7 @@ class Store(Protocol):
         """
         ...
 
-    def watch(self, prefix: str, from_revision: int) -> AsyncIterator[Change]:
+    def watch(self, prefix: str, from_revision: int) -> AsyncGenerator[Change, None]:
         """Every change below `prefix` after `from_revision`, in order, each once; never ends by itself.
 
         Raises TooOld when `from_revision` was compacted, or lies ahead of this store (it went back in time).

@@ -6,7 +6,7 @@ import asyncio
 import fcntl
 import os
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -146,7 +146,7 @@ class SqliteStore:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
-    async def watch(self, prefix: str, from_revision: int) -> AsyncIterator[Change]:
+    async def watch(self, prefix: str, from_revision: int) -> AsyncGenerator[Change, None]:
         after = from_revision
 
         def work() -> tuple[list[Change], int]:

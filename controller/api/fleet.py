@@ -1,0 +1,139 @@
+"""Routes of what stands where: instances, their timelines and logs, slots, devices."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from starlette.responses import Response, StreamingResponse
+
+from relight.controller.api.parts import Id, Parts, Reader, Running
+from relight.controller.api.problems import AsciiJson, documented
+from relight.controller.api.schemas import (
+    Cursor,
+    DeviceOut,
+    InstanceOut,
+    Limit,
+    Page,
+    SlotOut,
+    paginate,
+    show_devices,
+    show_instance,
+)
+from relight.controller.flight.timeline import Timeline
+from relight.core.errors import NotFound, Unavailable
+from relight.core.records import InstanceView, SlotView
+
+router = APIRouter(prefix="/api/v1", tags=["fleet"])
+
+
+def _instances(parts: Parts) -> list[InstanceView]:
+    return [i for i in parts.reconciler.snapshot().instances if not i.remembered]
+
+
+def _find(parts: Parts, name: str) -> InstanceView:
+    for instance in _instances(parts):
+        if instance.instance == name:
+            return instance
+    raise NotFound(f"there is no instance {name}")
+
+
+@router.get("/instances", responses=documented(422), response_model=Page[InstanceOut])
+async def list_instances(
+    identity: Reader,
+    parts: Running,
+    limit: Limit = 100,
+    cursor: Cursor = "",
+    model: Annotated[str, Query(max_length=127, description="Only of this model, as namespace/name")] = "",
+) -> Any:
+    """Instances: running, dormant, and in between."""
+    found = sorted((i.instance, i) for i in _instances(parts) if model in ("", i.model))
+    return paginate(found, limit, cursor, show_instance)
+
+
+@router.get("/instances/{id}", responses=documented(404, 422), response_model=InstanceOut)
+async def get_instance(id: Id, identity: Reader, parts: Running) -> Any:
+    """One instance."""
+    return show_instance(_find(parts, id))
+
+
+@router.get("/instances/{id}/timeline", responses=documented(404, 422), response_model=Timeline)
+async def get_timeline(id: Id, identity: Reader, parts: Running) -> Response:
+    """The newest start of an instance."""
+    found = [v.record for v in parts.catalog.starts.values() if v.record.instance == id]
+    if not found:
+        raise NotFound(f"no start of {id} is recorded")
+    return AsciiJson(asdict(max(found, key=lambda t: t.ended_at)))
+
+
+@router.get(
+    "/instances/{id}/logs",
+    responses=documented(404, 422)
+    | {200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "The log's end"}},
+    response_class=Response,
+)
+async def get_logs(
+    id: Id,
+    identity: Reader,
+    parts: Running,
+    tail_bytes: Annotated[int, Query(ge=0, le=16 << 20)] = 64 << 10,
+    follow: Annotated[bool, Query(description="Go on with what is appended, until the caller leaves")] = False,
+    rank: Annotated[int, Query(ge=0, le=255, description="Which member's log")] = 0,
+) -> Response:
+    """The end of an engine's log, by way of its agent."""
+    instance = _find(parts, id)
+    member = next((m for m in instance.members if m.rank == rank), None)
+    if member is None:
+        raise NotFound(f"{id} has no member of rank {rank}")
+    seen = parts.reconciler.fleet.seen.get(member.slot)
+    if seen is None or not seen.report.agent_address:
+        raise Unavailable(f"the agent of slot {member.slot} is not attached", retry_after=2.0)
+    chunks = parts.agents.logs(seen.report.agent_address, id, tail_bytes, follow=follow)
+    # The first chunk is fetched before the status is sent: an agent that fails is an error, not an end.
+    first = await anext(chunks, b"")
+
+    async def body() -> AsyncIterator[bytes]:
+        async with aclosing(chunks):
+            yield first
+            async for chunk in chunks:
+                yield chunk
+
+    return StreamingResponse(body(), media_type="text/plain; charset=utf-8")
+
+
+@router.get("/slots", responses=documented(422), response_model=Page[SlotOut])
+async def list_slots(identity: Reader, parts: Running, limit: Limit = 100, cursor: Cursor = "") -> Any:
+    """Slots and their agents."""
+    found = [(s.slot, s) for s in parts.reconciler.snapshot().slots]
+    return paginate(found, limit, cursor, lambda slot: _show_slot(parts, slot))
+
+
+def _show_slot(parts: Parts, slot: SlotView) -> SlotOut:
+    seen = parts.reconciler.fleet.seen.get(slot.slot)
+    facts = parts.catalog.slots.get(slot.slot)
+    stored = parts.catalog.assignments.get(slot.slot)
+    return SlotOut(
+        name=slot.slot,
+        alive=slot.alive,
+        host=seen.report.host if seen else (facts.record.host if facts else ""),
+        boot_id=slot.boot_id,
+        agent=seen.report.agent if seen else "",
+        agent_address=seen.report.agent_address if seen else "",
+        force_tcp=slot.force_tcp,
+        engines=dict(slot.engines),
+        devices=len(slot.devices),
+        assigned_revision=stored.record.revision if stored else 0,
+        acknowledged_revision=seen.report.revision if seen else 0,
+    )
+
+
+@router.get("/devices", responses=documented(422), response_model=Page[DeviceOut])
+async def list_devices(identity: Reader, parts: Running, limit: Limit = 100, cursor: Cursor = "") -> Any:
+    """Devices, and who holds their memory."""
+    snapshot = parts.reconciler.snapshot()
+    own = [i for i in snapshot.instances if not i.remembered]
+    found = [(f"{d.slot}/{d.id}", d) for slot in snapshot.slots for d in show_devices(slot, own)]
+    return paginate(sorted(found, key=lambda pair: pair[0]), limit, cursor, lambda device: device)

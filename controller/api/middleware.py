@@ -1,0 +1,67 @@
+"""Around every request: its id in and out, when it was received, and who is asking."""
+
+from __future__ import annotations
+
+import re
+
+from fastapi import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from relight.controller.api.problems import of_error
+from relight.core.auth import Identity, Role, Tokens
+from relight.core.clock import Clock
+from relight.core.errors import Denied
+from relight.core.ids import new_id
+
+OPEN_PATHS = frozenset({"/healthz", "/livez", "/readyz", "/metrics", "/openapi.json"})
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+
+
+class Gate:
+    """Refuses who has no identity before anything of the request is read, but on OPEN_PATHS."""
+
+    def __init__(self, app: ASGIApp, tokens: Tokens, clock: Clock) -> None:
+        self._app, self._tokens, self._clock = app, tokens, clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        asked = headers.get(b"x-request-id", b"")
+        # An id that could break a log line or a header is replaced, not refused.
+        request_id = asked if _REQUEST_ID.fullmatch(asked) else new_id("r").encode()
+
+        async def with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
+            await send(message)
+
+        state = scope.setdefault("state", {})
+        state["received_at"] = self._clock.now()
+        if scope["path"] not in OPEN_PATHS:
+            try:
+                header = headers.get(b"authorization")
+                state["identity"] = self._tokens.identify(header.decode("latin-1") if header else None)
+            except Denied as error:
+                await of_error(scope["path"], error)(scope, receive, with_id)
+                return
+        await self._app(scope, receive, with_id)
+
+
+def reader(request: Request) -> Identity:
+    """Dependency: who may read. Raises Denied."""
+    return _with_role(request, Role.VIEWER, Role.OPERATOR)
+
+
+def writer(request: Request) -> Identity:
+    """Dependency: who may change. Raises Denied."""
+    return _with_role(request, Role.OPERATOR)
+
+
+def _with_role(request: Request, *roles: Role) -> Identity:
+    identity: Identity = request.state.identity
+    if not identity.roles.intersection(roles):
+        wanted = " or ".join(roles)
+        raise Denied(f"{identity.name} lacks the role {wanted}", authenticated=True)
+    return identity

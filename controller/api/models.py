@@ -1,0 +1,157 @@
+"""Routes of models and of their number: read, write, delete, scale, dry run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from enum import StrEnum
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request
+from starlette.responses import Response
+
+from relight.controller.api.parts import ModelName, Namespace, Parts, Reader, Running, Writer
+from relight.controller.api.problems import AsciiJson, documented
+from relight.controller.api.schemas import Cursor, Limit, ModelOut, Page, ScaleBody, paginate
+from relight.controller.specs import ModelBody
+from relight.controller.state.base import ABSENT
+from relight.core.errors import NotFound
+from relight.core.records import Desired, InstanceView, Operation, Plan, ScaleRequest
+from relight.core.states import COMING, State
+
+router = APIRouter(prefix="/api/v1/namespaces/{namespace}/models", tags=["models"])
+
+IfMatch = Annotated[
+    str | None,
+    Header(
+        alias="If-Match",
+        max_length=256,
+        pattern=r"^[\x20-\x7e]*$",
+        description="Only if the model has this ETag; `*`: only if it exists",
+    ),
+]
+
+
+class DryRun(StrEnum):
+    """What is only tried out."""
+
+    SERVER = "server"
+
+
+def _etag(revision: int) -> str:
+    return f'"{revision}"'
+
+
+def _precondition(if_match: str | None) -> Callable[[int], bool]:
+    if if_match is None:
+        return lambda _: True
+    tags = {tag.strip() for tag in if_match.split(",")}
+    return lambda revision: revision != ABSENT and ("*" in tags or _etag(revision) in tags)
+
+
+def _show(parts: Parts, key: str) -> ModelOut:
+    stored = parts.catalog.models.get(key)
+    if stored is None:
+        raise NotFound(f"there is no model {key}")
+    own = [i for i in parts.reconciler.snapshot().instances if i.model == key and not i.remembered]
+    return ModelOut(
+        spec=stored.record.spec,
+        revision=stored.revision,
+        changed_at=stored.record.changed_at,
+        ready=sum(i.state is State.READY and i.desired is Desired.READY for i in own),
+        coming=sum(_coming(i) for i in own),
+        dormant=sum(i.state is State.DORMANT and i.desired is Desired.DORMANT for i in own),
+        demand=parts.reconciler.gateways.demand(key),
+    )
+
+
+def _coming(instance: InstanceView) -> bool:
+    states = COMING | {State.DORMANT, State.SLEEPING}
+    return instance.desired is Desired.READY and instance.state in states
+
+
+@router.get("", responses=documented(422), response_model=Page[ModelOut])
+async def list_models(
+    namespace: Namespace, identity: Reader, parts: Running, limit: Limit = 100, cursor: Cursor = ""
+) -> Any:
+    """The models of a namespace."""
+    found = sorted((k, k) for k in parts.catalog.models if k.partition("/")[0] == namespace)
+    return paginate(found, limit, cursor, lambda key: _show(parts, key))
+
+
+@router.get("/{name}", responses=documented(404, 422), response_model=ModelOut)
+async def get_model(namespace: Namespace, name: ModelName, identity: Reader, parts: Running, response: Response) -> Any:
+    """One model. Its ETag is for a later If-Match."""
+    shown = _show(parts, f"{namespace}/{name}")
+    response.headers["ETag"] = _etag(shown.revision)
+    return shown
+
+
+@router.put(
+    "/{name}",
+    responses=documented(409, 412, 422) | {201: {"model": ModelOut, "description": "The model is new"}},
+    response_model=ModelOut,
+)
+async def put_model(
+    namespace: Namespace,
+    name: ModelName,
+    body: ModelBody,
+    identity: Writer,
+    parts: Running,
+    response: Response,
+    if_match: IfMatch = None,
+) -> Any:
+    """Writes a model whole, its number included."""
+    spec = body.spec(namespace, name)
+    revision, new = await parts.accept.put_model(spec, _precondition(if_match))
+    response.status_code = 201 if new else 200
+    response.headers["ETag"] = _etag(revision)
+    return _show(parts, spec.key)
+
+
+@router.delete("/{name}", responses=documented(404, 409, 412, 422), status_code=204)
+async def delete_model(
+    namespace: Namespace, name: ModelName, identity: Writer, parts: Running, if_match: IfMatch = None
+) -> None:
+    """Deletes a model; its instances are drained, then ended."""
+    await parts.accept.delete_model(f"{namespace}/{name}", _precondition(if_match))
+
+
+@router.put(
+    "/{name}/scale",
+    responses=documented(404, 409, 422) | {200: {"model": Plan, "description": "The plan of a dry run"}},
+    response_model=Operation,
+    status_code=202,
+)
+async def scale_model(
+    namespace: Namespace,
+    name: ModelName,
+    body: ScaleBody,
+    identity: Writer,
+    parts: Running,
+    request: Request,
+    idempotency_key: Annotated[
+        str | None,
+        Header(
+            alias="Idempotency-Key",
+            min_length=1,
+            max_length=256,
+            pattern=r"^[\x21-\x7e]+$",
+            description="A repeat with the same key and body answers the same operation",
+        ),
+    ] = None,
+    dry_run: Annotated[DryRun | None, Query(description="`server`: answer the plan, change nothing")] = None,
+) -> Response:
+    """Changes how many replicas there shall be; the operation says when they are."""
+    asked = ScaleRequest(
+        model=f"{namespace}/{name}",
+        replicas=body.replicas,
+        by=identity.name,
+        received_at=request.state.received_at,
+        idempotency_key=idempotency_key or "",
+        rungs=tuple(dict.fromkeys(body.rungs or ())),
+    )
+    if dry_run is not None:
+        return AsciiJson(asdict(parts.accept.preview(asked)))
+    operation = await parts.accept.scale(asked)
+    return AsciiJson(asdict(operation), 202, {"Location": f"/api/v1/operations/{operation.id}"})

@@ -1,0 +1,204 @@
+"""What the REST API shows: the records without their secrets, and pages of them."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Generic, TypeVar
+
+from fastapi import Query
+from pydantic import BaseModel, ConfigDict, Field
+
+from relight.controller.specs import Count, Rungs
+from relight.core.errors import FieldError, InvalidInput
+from relight.core.fingerprint import Fingerprint
+from relight.core.records import (
+    Demand,
+    Desired,
+    DeviceHolder,
+    Failure,
+    InstanceView,
+    MemoryReading,
+    Mode,
+    ModelSpec,
+    SlotView,
+)
+from relight.core.states import State
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+Limit = Annotated[int, Query(ge=1, le=500, description="How many items at most")]
+Cursor = Annotated[str, Query(alias="continue", max_length=512, description="`continue` of the page before this one")]
+
+
+class Page(BaseModel, Generic[T]):
+    """Some items, and the cursor of the next page; it is empty on the last one."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    items: list[T]
+    next: str = Field(alias="continue", default="")
+
+
+def paginate(records: Sequence[tuple[str, R]], limit: int, cursor: str, show: Callable[[R], Any]) -> dict[str, Any]:
+    """The page after `cursor` of records sorted by their key. Raises InvalidInput for a cursor not ours."""
+    start = 0
+    if cursor:
+        try:
+            after = base64.urlsafe_b64decode(cursor.encode("ascii")).decode()
+        except (binascii.Error, ValueError) as error:
+            wrong = FieldError("continue", "the `continue` of an earlier page", repr(cursor)[:80])
+            raise InvalidInput("no such page", [wrong]) from error
+        start = next((n for n, (key, _) in enumerate(records) if key > after), len(records))
+    found = records[start : start + limit]
+    more = start + limit < len(records)
+    last = base64.urlsafe_b64encode(found[-1][0].encode()).decode() if more else ""
+    return {"items": [show(record) for _, record in found], "continue": last}
+
+
+class ScaleBody(BaseModel):
+    """How many replicas there shall be, and by which rungs the missing ones may wake."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    replicas: Count
+    rungs: Rungs | None = None
+
+
+class ModelOut(BaseModel):
+    """A model: what its owner wrote, and how it stands."""
+
+    spec: ModelSpec
+    revision: int
+    changed_at: float
+    ready: int
+    coming: int
+    dormant: int
+    demand: Demand | None
+
+
+class MemberOut(BaseModel):
+    """One member of an instance."""
+
+    slot: str
+    rank: int
+    devices: list[str]
+    state: State
+    incarnation: int
+    pid: int
+    endpoint: str
+    progress: str
+    memory: MemoryReading | None
+
+
+class InstanceOut(BaseModel):
+    """An instance: what it shall be and what it is."""
+
+    id: str
+    model: str
+    desired: Desired
+    state: State
+    mode: Mode
+    level: int
+    operation: str
+    since: float
+    cause: str
+    in_flight: int
+    failure: Failure | None
+    fingerprint: Fingerprint | None
+    members: list[MemberOut]
+
+
+class SlotOut(BaseModel):
+    """A slot: a named set of devices with one agent."""
+
+    name: str
+    alive: bool
+    host: str
+    boot_id: str
+    agent: str
+    agent_address: str
+    force_tcp: bool
+    engines: dict[str, str]
+    devices: int
+    assigned_revision: int
+    acknowledged_revision: int
+
+
+class DeviceOut(BaseModel):
+    """A device as measured."""
+
+    slot: str
+    id: str
+    kind: str
+    parent: str
+    model_name: str
+    total_bytes: int
+    used_bytes: int
+    healthy: bool
+    reason: str
+    instance: str
+    holders: list[DeviceHolder]
+
+
+def show_instance(view: InstanceView) -> InstanceOut:
+    """Without grant keys: what is readable where is nobody's business but the receivers'."""
+    reports = [m.report for m in view.members if m.report is not None]
+    first = reports[0] if reports else None
+    return InstanceOut(
+        id=view.instance,
+        model=view.model,
+        desired=view.desired,
+        state=view.state,
+        mode=view.mode,
+        level=view.level,
+        operation=view.operation,
+        since=max((r.since for r in reports), default=0.0),
+        cause=first.cause if first else "not reported yet",
+        in_flight=view.in_flight,
+        failure=view.failure,
+        fingerprint=first.fingerprint if first else None,
+        members=[
+            MemberOut(
+                slot=m.slot,
+                rank=m.rank,
+                devices=list(m.devices),
+                state=m.report.state if m.report else State.NONE,
+                incarnation=m.report.incarnation if m.report else 0,
+                pid=m.report.pid if m.report else 0,
+                endpoint=m.report.endpoint.url if m.report and m.report.endpoint else "",
+                progress=m.report.progress if m.report else "",
+                memory=m.report.memory if m.report else None,
+            )
+            for m in view.members
+        ],
+    )
+
+
+def show_devices(slot: SlotView, instances: Sequence[InstanceView]) -> list[DeviceOut]:
+    """The devices of one slot, each with the instance that claims it."""
+    owner = {
+        device: instance.instance
+        for instance in instances
+        for member in instance.members
+        if member.slot == slot.slot
+        for device in member.devices
+    }
+    return [
+        DeviceOut(
+            slot=slot.slot,
+            id=d.id,
+            kind=d.kind,
+            parent=d.parent,
+            model_name=d.model_name,
+            total_bytes=d.total_bytes,
+            used_bytes=d.used_bytes,
+            healthy=d.healthy,
+            reason=d.reason,
+            instance=owner.get(d.id, ""),
+            holders=list(d.holders),
+        )
+        for d in slot.devices
+    ]

@@ -1,0 +1,88 @@
+"""Prometheus metrics of the controller. Labels are models, modes, states and outcomes: never an id."""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from relight.controller.flight.timeline import Timeline, coverage
+from relight.core.records import Decision, Snapshot
+from relight.core.states import State
+
+# From a wake by shared memory to a cold start of a large model.
+_START_BUCKETS = (0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 900)
+
+
+class Metrics:
+    """One registry per process; what is gone from the fleet is gone from the metrics."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        model = ["model"]
+        self._desired = Gauge("relight_desired_replicas", "Replicas decided on", model, registry=self.registry)
+        self._ready = Gauge("relight_ready_replicas", "Replicas ready", model, registry=self.registry)
+        self._instances = Gauge("relight_instances", "Instances by state", ["model", "state"], registry=self.registry)
+        self._slots = Gauge("relight_slots", "Slots by liveness", ["alive"], registry=self.registry)
+        self._devices = Gauge("relight_devices", "Devices by health", ["kind", "healthy"], registry=self.registry)
+        self._held = Gauge("relight_held_requests", "Requests held by gateways", model, registry=self.registry)
+        self._starts = Histogram(
+            "relight_start_seconds",
+            "Seconds from assignment to ready",
+            ["model", "mode", "rung", "outcome"],
+            buckets=_START_BUCKETS,
+            registry=self.registry,
+        )
+        self._phases = Histogram(
+            "relight_start_phase_seconds",
+            "Seconds of each phase of a start",
+            ["mode", "phase"],
+            buckets=_START_BUCKETS,
+            registry=self.registry,
+        )
+        self._accounted = Gauge(
+            "relight_start_accounted_ratio",
+            "Share of the last start's wall time that lies in named phases",
+            model,
+            registry=self.registry,
+        )
+        self.passes = Counter("relight_reconcile_total", "Reconcile passes that ended well", registry=self.registry)
+        self.api_requests = Counter(
+            "relight_api_requests_total", "REST requests", ["method", "status"], registry=self.registry
+        )
+
+    def seen(self, snapshot: Snapshot, decisions: tuple[Decision, ...]) -> None:
+        """Takes in what a reconcile pass saw."""
+        self.passes.inc()
+        for gauge in (self._desired, self._ready, self._instances, self._slots, self._devices, self._held):
+            gauge.clear()
+        for decision in decisions:
+            self._desired.labels(decision.model).set(decision.replicas)
+            self._ready.labels(decision.model).set(0)
+        known = {view.spec.key for view in snapshot.models}
+        tally = Tally((i.model, i.state) for i in snapshot.instances if not i.remembered and i.model in known)
+        for (model, state), count in tally.items():
+            self._instances.labels(model, state).set(count)
+            if state is State.READY:
+                self._ready.labels(model).set(count)
+        for view in snapshot.models:
+            if view.demand is not None:
+                self._held.labels(view.spec.key).set(view.demand.held)
+        for alive, count in Tally(slot.alive for slot in snapshot.slots).items():
+            self._slots.labels(str(alive).lower()).set(count)
+        devices = Tally((d.kind, d.healthy) for s in snapshot.slots for d in s.devices)
+        for (kind, healthy), count in devices.items():
+            self._devices.labels(kind, str(healthy).lower()).set(count)
+
+    def started(self, timeline: Timeline) -> None:
+        """Takes in one finished start."""
+        outcome = "ok" if timeline.ok else "failed"
+        self._starts.labels(timeline.model, timeline.mode, timeline.way, outcome).observe(timeline.seconds)
+        for phase in timeline.phases:
+            self._phases.labels(timeline.mode, phase.name).observe(max(0.0, phase.end - phase.start))
+        share = coverage(timeline.phases, timeline.begun_at, timeline.ended_at)
+        self._accounted.labels(timeline.model).set(share)
+
+    def text(self) -> bytes:
+        """The exposition text."""
+        return generate_latest(self.registry)

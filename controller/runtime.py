@@ -1,0 +1,168 @@
+"""The running controller: store, catalog, loop, gRPC and REST, started in that order and ended in reverse."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+import uvicorn
+
+from relight.controller.accept import Accept
+from relight.controller.api.app import build
+from relight.controller.api.parts import OperationWaiters, Parts
+from relight.controller.config import ControllerConfig, Listen
+from relight.controller.loop import LEASE_NAME, Hooks, Reconciler
+from relight.controller.metrics import Metrics
+from relight.controller.rpc.server import AgentCalls, serve
+from relight.controller.state.catalog import Catalog
+from relight.controller.state.sqlite import SqliteStore
+from relight.core.clock import Clock
+from relight.core.errors import Fenced, Unavailable
+from relight.core.logs import get_logger
+
+LEASE_SECONDS = 15.0
+
+log = get_logger("controller")
+
+
+class _Server(uvicorn.Server):
+    """Without handlers of its own: signals belong to the process, and it has other things to end too."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where a started controller listens, as `host:port`."""
+
+    http: str
+    grpc: str
+
+
+class Controller:
+    """One controller. `start`, then `wait` until it must end, then `stop`."""
+
+    def __init__(self, config: ControllerConfig, clock: Clock) -> None:
+        self._config, self._clock = config, clock
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stopping = asyncio.Event()
+
+    async def start(self) -> Addresses:
+        """Opens everything. Raises Conflict when the state is in use, Unavailable when a port is."""
+        config = self._config
+        tokens = config.known_tokens()
+        self._http_socket = _bind(config.http)
+        self._store = SqliteStore(config.state_path, self._clock)
+        # The file's lock says that no other process lives: a lease left by a killed one is taken over.
+        holder = f"controller of {config.state_path}"
+        lease = await self._store.acquire(LEASE_NAME, holder, LEASE_SECONDS)
+        self.catalog = Catalog(self._store)
+        await self.catalog.start()
+        metrics = Metrics()
+        self.reconciler = Reconciler(
+            self.catalog,
+            self._clock,
+            lease,
+            slot_grace_seconds=config.slot_grace_seconds,
+            gateway_grace_seconds=config.gateway_grace_seconds,
+            hooks=Hooks(metrics.seen, metrics.started),
+        )
+        accept = Accept(self.catalog, self.reconciler, self._clock)
+        for model in config.models:
+            await accept.make_known(model.record())
+        tls = config.grpc.tls.files() if config.grpc.tls else None
+        address = f"{config.grpc.host}:{config.grpc.port}"
+        self._grpc, grpc_port = await serve(self.reconciler, self.catalog, tokens, address, tls)
+        parts = Parts(
+            catalog=self.catalog,
+            reconciler=self.reconciler,
+            accept=accept,
+            agents=AgentCalls(config.agent_token, tls),
+            metrics=metrics,
+            clock=self._clock,
+            operations_changed=OperationWaiters(self.catalog),
+        )
+        self._http = self._http_server(parts)
+        self._tasks = [
+            asyncio.create_task(self._http.serve(sockets=[self._http_socket]), name="http"),
+            asyncio.create_task(self.reconciler.run(), name="loop"),
+            asyncio.create_task(self._keep_lease(), name="lease"),
+        ]
+        for task in self._tasks:
+            task.add_done_callback(lambda _: self._stopping.set())
+        http_port = self._http_socket.getsockname()[1]
+        addresses = Addresses(f"{config.http.host}:{http_port}", f"{config.grpc.host}:{grpc_port}")
+        log.info("controller.ready", http=addresses.http, grpc=addresses.grpc, epoch=lease.epoch)
+        return addresses
+
+    def _http_server(self, parts: Parts) -> uvicorn.Server:
+        tls = self._config.http.tls
+        return _Server(
+            uvicorn.Config(
+                build(parts, self._config.known_tokens()),
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                server_header=False,
+                timeout_graceful_shutdown=max(1, round(self._config.shutdown_grace_seconds)),
+                ssl_certfile=tls.certificate if tls else None,
+                ssl_keyfile=tls.private_key if tls else None,
+            )
+        )
+
+    async def _keep_lease(self) -> None:
+        while not self._stopping.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), LEASE_SECONDS / 3)
+            try:
+                await self.reconciler.renew(LEASE_SECONDS)
+            except Unavailable as error:
+                log.warning("lease.not-renewed", error=str(error))
+
+    def ask_to_stop(self) -> None:
+        """Ends `wait`; safe to call from a signal handler of the loop."""
+        self._stopping.set()
+
+    async def wait(self) -> None:
+        """Returns when it was asked to stop. Raises Fenced when another controller took over."""
+        await self._stopping.wait()
+        for task in self._tasks:
+            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                raise error
+
+    async def stop(self) -> None:
+        """Takes no new work, finishes what is under way within the grace time, gives the lease up."""
+        self._stopping.set()
+        grace = self._config.shutdown_grace_seconds
+        self._http.should_exit = True
+        http, loop, lease = self._tasks
+        await self._grpc.stop(min(0.5, grace))
+        await self.catalog.stop()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(asyncio.wait({http})), grace)
+        for task in (http, loop, lease):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        with suppress(Fenced, Unavailable):
+            await self._store.release(self.reconciler.lease)
+        await self._store.close()
+        self._http_socket.close()
+        log.info("controller.ended")
+
+
+def _bind(listen: Listen) -> socket.socket:
+    family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
+    # The protocol is named, because only then is every accepted connection without Nagle's delay.
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((listen.host, listen.port))
+    except OSError as error:
+        bound.close()
+        raise Unavailable(f"cannot listen on {listen.host}:{listen.port}: {error.strerror}") from error
+    return bound
