@@ -200,7 +200,9 @@ def _impossible(config: MachineConfig) -> list[Impossible]:
         if not (Path(model.uri) / "config.json").is_file():
             found.append((("models", n, "uri"), "a model directory with config.json", model.uri))
         if model.replicas > model.max_replicas:
-            found.append((("models", n, "replicas"), f"at most max_replicas ({model.max_replicas})", str(model.replicas)))
+            found.append(
+                (("models", n, "replicas"), f"at most max_replicas ({model.max_replicas})", str(model.replicas))
+            )
         wanted += (model.replicas + model.guardians.replicas) * model.members * model.devices_per_member
     there = sum(len(node.devices) for node in config.nodes)
     if wanted > there:
