@@ -224,9 +224,8 @@ def plan(
         render.emit(planned, output)
         return
     for decision in planned["decisions"]:
-        typer.echo(
-            f"{decision['model']}: {decision['replicas']} replica(s), {decision['guardians']} guardian(s): {decision['reason']}"
-        )
+        numbers = f"{decision['replicas']} replica(s), {decision['guardians']} guardian(s)"
+        typer.echo(f"{decision['model']}: {numbers}: {decision['reason']}")
     columns = [
         ("INSTANCE", "instance"), ("BECOMES", "desired"), ("MODE", "mode"), ("SLOTS", "slots"),
         ("PREDICTED S", "predicted_seconds"), ("REASON", "reason"),

@@ -84,7 +84,7 @@ def until_ended(client: Client, operation: dict[str, Any], timeout: float, say: 
     )
     while operation["state"] == "running" and (left := deadline - clock.monotonic()) > 0:
         wait = min(left, 30.0)
-        operation = client.call("GET", f"/api/v1/operations/{name}", wait=wait)
+        operation = client.call("GET", f"/api/v1/operations/{name}", query={"wait": wait})
     return operation
 
 
