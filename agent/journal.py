@@ -7,8 +7,7 @@ only outlive this process, because a machine that lost power has no engine left 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,7 @@ class InstanceRecord:
     level: int
     pid: int = 0
     start_time: int = 0
-    story: Sequence[Step] = field(default_factory=tuple)
+    story: tuple[Step, ...] = ()
     failure: Failure | None = None
     memory: MemoryReading | None = None
     start: StartRecord | None = None

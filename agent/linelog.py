@@ -24,7 +24,7 @@ def _line(entry: dict[str, Any]) -> bytes:
 def _parse(line: bytes) -> dict[str, Any] | None:
     checksum, _, text = line.partition(b" ")
     try:
-        if int(checksum, 16) != zlib.crc32(text):
+        if checksum != b"%08x" % zlib.crc32(text):
             return None
         entry = json.loads(text)
     except ValueError:

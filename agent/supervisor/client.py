@@ -71,7 +71,11 @@ class SupervisorClient:
         except OSError as error:
             raise Unavailable(f"no supervisor at {path}: {error.strerror}", retry_after=0.1) from error
         writer.write(wire.encode(wire.hello()))
-        line = await reader.readline()
+        try:
+            line = await reader.readline()
+        except OSError:
+            # It died between accepting and greeting.
+            line = b""
         if not line:
             writer.close()
             raise Unavailable(f"the supervisor at {path} hung up", retry_after=0.1)
