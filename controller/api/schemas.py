@@ -47,7 +47,7 @@ def paginate(records: Sequence[tuple[str, R]], limit: int, cursor: str, show: Ca
     start = 0
     if cursor:
         try:
-            after = base64.urlsafe_b64decode(cursor.encode("ascii")).decode()
+            after = base64.b64decode(cursor.encode("ascii"), b"-_", validate=True).decode()
         except (binascii.Error, ValueError) as error:
             wrong = FieldError("continue", "the `continue` of an earlier page", repr(cursor)[:80])
             raise InvalidInput("no such page", [wrong]) from error

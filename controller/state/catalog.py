@@ -13,13 +13,14 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, Generic, TypeVar
 
+from pydantic import TypeAdapter, ValidationError
+
 from relight.controller.flight.timeline import Timeline
 from relight.controller.state.base import Change, Lease, Store, Write
-from relight.core.errors import InvalidInput, TooOld, Unavailable
+from relight.core.errors import TooOld, Unavailable
 from relight.core.logs import get_logger
 from relight.core.records import Assignment, Desired, Failure, ModelSpec, Operation
 from relight.core.states import State
-from relight.protos.convert import from_dict
 
 R = TypeVar("R")
 
@@ -104,6 +105,8 @@ KINDS: Mapping[str, type[Any]] = {
     "starts": Timeline,
     "idempotency": Accepted,
 }
+# Made once, at import: making one takes tens of milliseconds, and the first request must not pay for it.
+_ADAPTERS = {kind: TypeAdapter(record) for kind, record in KINDS.items()}
 
 
 def put(kind: str, name: str, record: Any) -> Write:
@@ -241,8 +244,8 @@ class Catalog:
             table.pop(name, None)
             return
         try:
-            record = from_dict(json.loads(change.value), KINDS[kind], change.key)
-        except (InvalidInput, ValueError) as error:
+            record = _ADAPTERS[kind].validate_json(change.value)
+        except ValidationError as error:
             # Written by a newer version, or damaged: left where it is, and treated as absent.
             log.error("catalog.unreadable", key_name=change.key, error=str(error))
             table.pop(name, None)

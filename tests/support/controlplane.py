@@ -260,6 +260,13 @@ class FakeGateway:
             await asyncio.gather(self.task, return_exceptions=True)
 
     async def _run(self) -> None:
+        while True:
+            try:
+                await self._attach()
+            except grpc.aio.AioRpcError:
+                await asyncio.sleep(0.05)
+
+    async def _attach(self) -> None:
         async with grpc.aio.insecure_channel(self.rpc) as channel:
             call = routing_pb2_grpc.RoutingStub(channel).Attach(
                 metadata=(("authorization", f"Bearer {TOKENS['gateway']}"),)
@@ -304,3 +311,14 @@ def as_config(directory: Path, **changes) -> Path:
     path = directory / "controller.json"
     path.write_text(json.dumps(configuration(directory, **changes)))
     return path
+
+
+async def settled(running, **counts):
+    """Waits, by the events of the API, until the model stands as told."""
+    async with asyncio.timeout(20):
+        while True:
+            revision = running.controller.catalog.revision
+            shown = (await running.client.get("/api/v1/namespaces/default/models/m")).json()
+            if all(shown[k] == v for k, v in counts.items()):
+                return shown
+            await running.controller.catalog.reached(revision + 1)
