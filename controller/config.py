@@ -93,6 +93,8 @@ class ControllerConfig(_Strict):
     """How long a slot whose agent went away counts as alive: longer than an agent takes to restart."""
     gateway_grace_seconds: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)] = 3.0
     """How long a vanished gateway may still be routing, and so holds drains up."""
+    event_stream_seconds: Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)] = 3600.0
+    """After how long a stream of events ends at the latest; its reader resumes where it stood."""
     shutdown_grace_seconds: Annotated[float, Field(gt=0, le=300, allow_inf_nan=False)] = 5.0
     agent_token: Annotated[str, Field(repr=False)] = ""
     """Shown to agents when their logs are asked for; agents must know it with the role viewer."""

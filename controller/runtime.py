@@ -86,6 +86,7 @@ class Controller:
             metrics=metrics,
             clock=self._clock,
             operations_changed=OperationWaiters(self.catalog),
+            event_stream_seconds=config.event_stream_seconds,
         )
         self._http = self._http_server(parts)
         self._tasks = [

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from relight.core.records import (
     Drain,
@@ -20,8 +20,20 @@ from relight.core.records import (
 NAME_PATTERN = r"^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$"
 MAX_REPLICAS = 10_000
 
-Count = Annotated[int, Field(ge=0, le=MAX_REPLICAS, strict=True)]
-Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+
+def _whole(value: Any) -> Any:
+    """JSON's own integers, 2.0 among them; neither text nor truth values."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise ValueError("Input should be a whole number")
+
+
+# Outermost, so that the bounds stay on the integer and in its schema.
+Whole = BeforeValidator(_whole)
+Count = Annotated[int, Field(ge=0, le=MAX_REPLICAS), Whole]
+Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False, strict=True)]
 # A NUL would end an argument early on its way to the process.
 Text = Annotated[str, Field(max_length=4096, pattern=r"^[^\x00]*$")]
 NonEmpty = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")]
@@ -36,7 +48,7 @@ class GuardiansBody(_Body):
     """How many dormant instances stand by, and at which sleep level."""
 
     replicas: Count = 0
-    level: Annotated[int, Field(ge=1, le=2, strict=True)] = 2
+    level: Annotated[int, Field(ge=1, le=2), Whole] = 2
 
 
 class ScaleToZeroBody(_Body):
@@ -49,7 +61,7 @@ class ScaleToZeroBody(_Body):
 class DrainBody(_Body):
     """How long requests may finish before sleep or stop."""
 
-    timeout_seconds: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] = 30.0
+    timeout_seconds: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False, strict=True)] = 30.0
     on_timeout: OnTimeout = OnTimeout.ABORT
 
 
@@ -63,11 +75,12 @@ class ModelBody(_Body):
     args: Annotated[list[Text], Field(max_length=512)] = []
     env: Annotated[
         dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)], Text],
-        Field(max_length=512),
+        # Without it the document would allow other names beside those of the pattern.
+        Field(max_length=512, json_schema_extra={"additionalProperties": False}),
     ] = {}
-    members: Annotated[int, Field(ge=1, le=256, strict=True)] = 1
-    devices_per_member: Annotated[int, Field(ge=1, le=64, strict=True)] = 1
-    memory_bytes: Annotated[int, Field(ge=0, le=1 << 50, strict=True)] = 0
+    members: Annotated[int, Field(ge=1, le=256), Whole] = 1
+    devices_per_member: Annotated[int, Field(ge=1, le=64), Whole] = 1
+    memory_bytes: Annotated[int, Field(ge=0, le=1 << 50), Whole] = 0
     replicas: Count = 0
     max_replicas: Count = 64
     guardians: GuardiansBody = GuardiansBody()

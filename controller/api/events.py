@@ -20,6 +20,11 @@ router = APIRouter(prefix="/api/v1", tags=["events"])
 
 # Assignments carry grants and keys of idempotency are others' business: that they changed is all that is told.
 SHOWN = frozenset({"models", "operations", "instances", "starts", "slots", "failures", "activity"})
+_SCHEMA = {
+    "type": "object",
+    "properties": {name: {"type": "string"} for name in ("id", "event", "data")},
+    "required": ["id", "event", "data"],
+}
 _COMMENT = b": open\n\n"
 
 
@@ -34,28 +39,30 @@ def _event(change: Change) -> bytes:
 @router.get(
     "/events",
     responses=documented(410, 422)
-    | {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "Events"}},
+    | {200: {"content": {"text/event-stream": {"schema": _SCHEMA}}, "description": "Events"}},
     response_class=Response,
 )
 async def events(
     identity: Reader,
     parts: Running,
     last_event_id: Annotated[
-        str | None,
+        str,
         Header(
             alias="Last-Event-ID",
-            pattern=r"^(0|[1-9][0-9]{0,15})$",
+            pattern=r"^(0|[1-9][0-9]{0,15})?$",
+            max_length=16,
             description="Go on after this revision; without it, with what happens from now on",
         ),
-    ] = None,
-    limit_seconds: Annotated[float | None, Query(ge=0, le=86_400, description="End after so long")] = None,
-    limit_events: Annotated[int | None, Query(ge=1, le=1_000_000, description="End after so many")] = None,
+    ] = "",
+    limit_seconds: Annotated[float, Query(ge=0, le=86_400, description="End after so long")] = 86_400.0,
+    limit_events: Annotated[int, Query(ge=0, le=1_000_000, description="End after so many; 0: no bound")] = 0,
 ) -> Response:
     """Every change of models, operations, instances and starts, in order, each once."""
-    start = parts.catalog.revision if last_event_id is None else int(last_event_id)
+    start = parts.catalog.revision if not last_event_id else int(last_event_id)
     await _check(parts, start)
+    seconds = min(limit_seconds, parts.event_stream_seconds)
     return StreamingResponse(
-        _stream(parts, start, limit_seconds, limit_events),
+        _stream(parts, start, seconds, limit_events),
         media_type="text/event-stream",
         headers={"Cache-Control": "no-store"},
     )
@@ -70,9 +77,10 @@ async def _check(parts: Parts, start: int) -> None:
             await anext(changes)
 
 
-async def _stream(parts: Parts, start: int, seconds: float | None, count: int | None) -> AsyncIterator[bytes]:
+async def _stream(parts: Parts, start: int, seconds: float, count: int) -> AsyncIterator[bytes]:
     # Sent at once, so that a caller knows that it is listening before anything happens.
     yield _COMMENT
+    sent = 0
     changes = parts.catalog.store.watch("", start)
     try:
         async with asyncio.timeout(seconds):
@@ -80,10 +88,9 @@ async def _stream(parts: Parts, start: int, seconds: float | None, count: int | 
                 if change.key.partition("/")[0] in ("assignments", "idempotency"):
                     continue
                 yield _event(change)
-                if count is not None:
-                    count -= 1
-                    if count <= 0:
-                        return
+                sent += 1
+                if sent == count:
+                    return
     except (TimeoutError, TooOld):
         return
     finally:

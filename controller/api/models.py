@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
+from pydantic.json_schema import SkipJsonSchema
 from starlette.responses import Response
 
 from relight.controller.api.parts import ModelName, Namespace, Parts, Reader, Running, Writer
@@ -22,7 +23,7 @@ from relight.core.states import COMING, State
 router = APIRouter(prefix="/api/v1/namespaces/{namespace}/models", tags=["models"])
 
 IfMatch = Annotated[
-    str | None,
+    str,
     Header(
         alias="If-Match",
         max_length=256,
@@ -42,8 +43,8 @@ def _etag(revision: int) -> str:
     return f'"{revision}"'
 
 
-def _precondition(if_match: str | None) -> Callable[[int], bool]:
-    if if_match is None:
+def _precondition(if_match: str) -> Callable[[int], bool]:
+    if not if_match:
         return lambda _: True
     tags = {tag.strip() for tag in if_match.split(",")}
     return lambda revision: revision != ABSENT and ("*" in tags or _etag(revision) in tags)
@@ -89,7 +90,7 @@ async def get_model(namespace: Namespace, name: ModelName, identity: Reader, par
 
 @router.put(
     "/{name}",
-    responses=documented(409, 412, 422) | {201: {"model": ModelOut, "description": "The model is new"}},
+    responses=documented(400, 409, 412, 422) | {201: {"model": ModelOut, "description": "The model is new"}},
     response_model=ModelOut,
 )
 async def put_model(
@@ -99,7 +100,7 @@ async def put_model(
     identity: Writer,
     parts: Running,
     response: Response,
-    if_match: IfMatch = None,
+    if_match: IfMatch = "",
 ) -> Any:
     """Writes a model whole, its number included."""
     spec = body.spec(namespace, name)
@@ -111,7 +112,7 @@ async def put_model(
 
 @router.delete("/{name}", responses=documented(404, 409, 412, 422), status_code=204)
 async def delete_model(
-    namespace: Namespace, name: ModelName, identity: Writer, parts: Running, if_match: IfMatch = None
+    namespace: Namespace, name: ModelName, identity: Writer, parts: Running, if_match: IfMatch = ""
 ) -> None:
     """Deletes a model; its instances are drained, then ended."""
     await parts.accept.delete_model(f"{namespace}/{name}", _precondition(if_match))
@@ -119,7 +120,7 @@ async def delete_model(
 
 @router.put(
     "/{name}/scale",
-    responses=documented(404, 409, 422) | {200: {"model": Plan, "description": "The plan of a dry run"}},
+    responses=documented(400, 404, 409, 422) | {200: {"model": Plan, "description": "The plan of a dry run"}},
     response_model=Operation,
     status_code=202,
 )
@@ -131,7 +132,7 @@ async def scale_model(
     parts: Running,
     request: Request,
     idempotency_key: Annotated[
-        str | None,
+        str,
         Header(
             alias="Idempotency-Key",
             min_length=1,
@@ -139,8 +140,10 @@ async def scale_model(
             pattern=r"^[\x21-\x7e]+$",
             description="A repeat with the same key and body answers the same operation",
         ),
+    ] = "",
+    dry_run: Annotated[
+        DryRun | SkipJsonSchema[None], Query(description="`server`: answer the plan, change nothing")
     ] = None,
-    dry_run: Annotated[DryRun | None, Query(description="`server`: answer the plan, change nothing")] = None,
 ) -> Response:
     """Changes how many replicas there shall be; the operation says when they are."""
     asked = ScaleRequest(
@@ -148,7 +151,7 @@ async def scale_model(
         replicas=body.replicas,
         by=identity.name,
         received_at=request.state.received_at,
-        idempotency_key=idempotency_key or "",
+        idempotency_key=idempotency_key,
         rungs=tuple(dict.fromkeys(body.rungs or ())),
     )
     if dry_run is not None:

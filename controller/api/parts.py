@@ -62,6 +62,7 @@ class Parts:
     metrics: Metrics
     clock: Clock
     operations_changed: OperationWaiters
+    event_stream_seconds: float
 
 
 def parts(request: Request) -> Parts:

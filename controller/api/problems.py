@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -156,14 +157,23 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def _framework(request: Request, error: HTTPException) -> Response:
         headers = dict(error.headers or {})
-        if error.status_code == 405 and "Allow" not in headers and "allow" not in headers:
-            headers["Allow"] = "GET"
+        if error.status_code == 405:
+            # The framework names the methods of the first route that matches the path, not of all.
+            headers = {"Allow": ", ".join(sorted(_methods(app, request.url.path)))}
         return problem(request.url.path, error.status_code, str(error.detail), headers=headers)
 
     @app.exception_handler(Exception)
     async def _defect(request: Request, error: Exception) -> Response:
         log.exception("api.defect", path=request.url.path)
         return problem(request.url.path, 500, "a defect; it was logged under the request id")
+
+
+def _methods(app: FastAPI, path: str) -> set[str]:
+    for template, methods in app.openapi()["paths"].items():
+        pattern = re.sub(r"\\\{[a-z]+\\\}", "[^/]+", re.escape(template))
+        if re.fullmatch(pattern, path):
+            return {method.upper() for method in methods}
+    return set()
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:

@@ -100,6 +100,11 @@ class Running:
         return (await self.client.get("/api/v1/instances")).json()["items"]
 
 
+class _Logs(fleet_pb2_grpc.AgentServicer):
+    async def Logs(self, request, context):  # noqa: N802 - the name is the protocol's
+        yield fleet_pb2.LogChunk(data=f"log of {request.instance}\n".encode())
+
+
 class FakeAgent:
     """An agent that does what it is told at once; `behave` may change what becomes of an instance."""
 
@@ -117,11 +122,21 @@ class FakeAgent:
         """States in which instances are left until the test lets them go on."""
         self.fail: str = ""
         self.task: asyncio.Task | None = None
+        self.address = "127.0.0.1:1"
+        self.logs = None
+
+    async def serve_logs(self) -> None:
+        self.logs = grpc.aio.server()
+        fleet_pb2_grpc.add_AgentServicer_to_server(_Logs(), self.logs)
+        self.address = f"127.0.0.1:{self.logs.add_insecure_port('127.0.0.1:0')}"
+        await self.logs.start()
 
     def attach(self) -> None:
         self.task = asyncio.create_task(self._run())
 
     async def detach(self) -> None:
+        if self.logs:
+            await self.logs.stop(0)
         if self.task:
             self.task.cancel()
             await asyncio.gather(self.task, return_exceptions=True)
@@ -167,7 +182,7 @@ class FakeAgent:
             agent=f"a-{self.slot}",
             boot_id=self.boot,
             host="host",
-            agent_address="127.0.0.1:1",
+            agent_address=self.address,
             force_tcp=self.force_tcp,
             engines={"stub": "1"},
             devices=self.devices,

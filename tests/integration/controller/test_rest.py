@@ -41,6 +41,8 @@ async def test_every_error_is_a_problem(running):
     problem(await client.get("/api/v1/namespaces/default/models/none"), 404)
     body = problem(await client.put(f"{MODEL}/scale", json={"replicas": -1, "colour": 1}), 422)
     assert {e["field"] for e in body["errors"]} == {"body.replicas", "body.colour"}
+    for wrong in ("1", True, 1.5, None, float(1 << 40)):
+        problem(await client.put(f"{MODEL}/scale", json={"replicas": wrong}), 422)
     problem(await client.put(f"{MODEL}/scale", content=b"{"), 422)
     problem(await client.put(f"{MODEL}/scale", json={"replicas": 65}), 409)
 
@@ -120,8 +122,8 @@ async def test_pages_cover_everything_once(running):
         if not cursor:
             break
     assert found == ["m", "p0", "p1", "p2", "p3", "p4"]
-    reply = await running.client.get("/api/v1/operations", params={"continue": "%%%"})
-    assert problem(reply, 422)["errors"][0]["field"] == "continue"
+    reply = await running.client.get("/api/v1/operations", params={"continue": "%%"})
+    assert problem(reply, 422)["errors"][0]["field"] == "query.continue"
 
 
 async def events(running, last, count):
