@@ -5,6 +5,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import os
+import signal
+import socket
+import sys
 from pathlib import Path
 
 import grpc
@@ -337,3 +341,48 @@ async def settled(running, **counts):
             if all(shown[k] == v for k, v in counts.items()):
                 return shown
             await running.controller.catalog.reached(revision + 1)
+
+
+class Process:
+    """A controller in a process of its own."""
+
+    def __init__(self, directory, **changes):
+        self.path = directory / "controller.json"
+        self.path.write_text(json.dumps(configuration(directory, **changes)))
+        self.changes = changes
+
+    async def start(self, failpoints=""):
+        self.process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "relight.controller", "--config", str(self.path),
+            env={**os.environ, "RELIGHT_FAILPOINTS": failpoints},
+            stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        async with asyncio.timeout(DEADLINE):
+            while True:
+                line = await self.process.stderr.readline()
+                assert line, "the controller ended before it was ready"
+                event = json.loads(line)
+                if event["event"] == "controller.ready":
+                    break
+        self.drain = asyncio.create_task(self.process.stderr.read())
+        return event["http"], event["grpc"]
+
+    async def end(self, number=signal.SIGTERM):
+        if self.process.returncode is None:
+            self.process.send_signal(number)
+        async with asyncio.timeout(DEADLINE):
+            code = await self.process.wait()
+            await self.drain
+        return code
+
+
+def client(http):
+    return httpx.AsyncClient(
+        base_url=f"http://{http}", headers={"Authorization": f"Bearer {TOKENS['operator']}"}, timeout=DEADLINE
+    )
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import signal
 import sys
 from contextlib import suppress
@@ -11,54 +10,18 @@ import httpx
 import pytest
 
 from relight.core.states import State
-from support.controlplane import DEADLINE, TOKENS, FakeAgent, FakeGateway, Running, configuration, model, settled
-
-
-class Process:
-    """A controller in a process of its own."""
-
-    def __init__(self, directory, **changes):
-        self.path = directory / "controller.json"
-        self.path.write_text(json.dumps(configuration(directory, **changes)))
-        self.changes = changes
-
-    async def start(self, failpoints=""):
-        self.process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "relight.controller", "--config", str(self.path),
-            env={**os.environ, "RELIGHT_FAILPOINTS": failpoints},
-            stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-        async with asyncio.timeout(DEADLINE):
-            while True:
-                line = await self.process.stderr.readline()
-                assert line, "the controller ended before it was ready"
-                event = json.loads(line)
-                if event["event"] == "controller.ready":
-                    break
-        self.drain = asyncio.create_task(self.process.stderr.read())
-        return event["http"], event["grpc"]
-
-    async def end(self, number=signal.SIGTERM):
-        if self.process.returncode is None:
-            self.process.send_signal(number)
-        async with asyncio.timeout(DEADLINE):
-            code = await self.process.wait()
-            await self.drain
-        return code
-
-
-def client(http):
-    return httpx.AsyncClient(
-        base_url=f"http://{http}", headers={"Authorization": f"Bearer {TOKENS['operator']}"}, timeout=DEADLINE
-    )
-
-
-def free_port():
-    import socket
-
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+from support.controlplane import (
+    DEADLINE,
+    FakeAgent,
+    FakeGateway,
+    Process,
+    Running,
+    client,
+    configuration,
+    free_port,
+    model,
+    settled,
+)
 
 
 @pytest.mark.parametrize(
