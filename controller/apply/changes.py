@@ -15,6 +15,7 @@ from relight.controller.state.catalog import Activity, Catalog, StoredFailure, d
 from relight.core.clock import Clock
 from relight.core.errors import InvariantViolated
 from relight.core.ids import new_id
+from relight.core.logs import get_logger
 from relight.core.records import (
     Assignment,
     Decision,
@@ -33,6 +34,8 @@ from relight.core.records import (
 )
 from relight.core.states import State
 from relight.transfer.grants import Claims, mint
+
+log = get_logger("controller.apply")
 
 
 @dataclass(slots=True)
@@ -145,7 +148,9 @@ class _Builder:
         try:
             grant = mint(key, claims) if key else ""
         except ValueError:
-            return None
+            # The source refuses an empty grant and says so, and the ladder goes on: a rung never vanishes.
+            log.warning("grant.unusable-key", instance=reference.instance)
+            grant = ""
         return replace(rung, source=replace(reference, grant=grant))
 
     def _operation(self, placement: Placement, view: InstanceView | None) -> str:
