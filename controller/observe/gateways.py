@@ -86,7 +86,7 @@ class Gateways:
         if not gateways:
             return None
         held, oldest, in_flight = 0, 0.0, 0
-        last = min(seen.since for seen in gateways)
+        last = max(seen.since for seen in gateways)
         for seen in gateways:
             for found in seen.report.models:
                 if f"{found.namespace}/{found.name}" == model:

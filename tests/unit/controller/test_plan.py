@@ -1,0 +1,166 @@
+"""What a plan chooses, and the reasons that it gives."""
+
+import dataclasses
+
+from relight.controller.decide.replicas import decide
+from relight.controller.plan.plan import plan
+from relight.controller.plan.prices import Predictions
+from relight.core.fingerprint import Fingerprint
+from relight.core.records import (
+    Demand,
+    Desired,
+    DeviceHolder,
+    DeviceReport,
+    Endpoint,
+    Failure,
+    Guardians,
+    InstanceReport,
+    InstanceView,
+    MemberView,
+    Mode,
+    ModelSpec,
+    ModelView,
+    RungKind,
+    ScaleToZero,
+    SlotView,
+    Snapshot,
+    SourceOffer,
+)
+from relight.core.states import State
+
+SPEC = ModelSpec("default", "m", "/m", "r1", "stub", replicas=2, guardians=Guardians(1, 2))
+DEVICE = DeviceReport("d0", "cpu", "d0", 1 << 30, 0)
+
+
+def slot(name, boot="boot", force_tcp=False, devices=(DEVICE,)):
+    return SlotView(name, True, boot, force_tcp, {"stub": "1"}, devices)
+
+
+def instance(name, where, state, spec=SPEC, layout="bf16", level=2, **changes):
+    ready = state is State.READY
+    desired = Desired.READY if ready else Desired.DORMANT
+    report = InstanceReport(
+        instance=name, model=spec.key, rank=0, members=1, devices=("d0",), state=state, since=1.0, cause="",
+        incarnation=1, level=level, fingerprint=Fingerprint(layout={"dtype": layout}),
+        endpoint=Endpoint("http://x", "m") if ready else None,
+        source=SourceOffer(1, "d", "c", "", "unix:/s", "tcp:h:1", 1 << 20, "ab") if ready else None,
+    )  # fmt: skip
+    values = {
+        "instance": name, "model": spec.key, "spec": spec, "members": (MemberView(where, 0, ("d0",), report),),
+        "desired": desired, "state": state, "level": level, "operation": "", "mode": Mode.COLD,
+    }  # fmt: skip
+    return InstanceView(**{**values, **changes})
+
+
+def made(instances, slots, spec=SPEC, rungs=(), **changes):
+    view = ModelView(spec, Demand(0, 0.0, 0, None), "op-1", rungs)
+    snapshot = Snapshot(100.0, 1, 1, (view,), tuple(slots), tuple(instances), **changes)
+    return plan(snapshot, decide(snapshot), Predictions(), lambda prefix: f"{prefix}-new")
+
+
+def kinds(placement):
+    return [r.kind for r in placement.rungs]
+
+
+def wake_of(found, name="i-b"):
+    return next(p for p in found.placements if p.instance == name)
+
+
+def test_a_guardian_on_the_sources_host_wakes_by_shared_memory_then_tcp_then_disk():
+    found = made([instance("i-a", "a", State.READY), instance("i-b", "b", State.DORMANT)], [slot("a"), slot("b")])
+    wake = wake_of(found)
+    assert (wake.desired, wake.mode) == (Desired.READY, Mode.GUARDIAN)
+    assert kinds(wake) == [RungKind.PEER_SHM, RungKind.PEER_TCP, RungKind.DISK]
+    assert [p.mode for p in wake.prices] == [Mode.GUARDIAN, Mode.COLD]
+    assert all(r.reason for r in wake.rungs)
+
+
+def test_another_host_or_a_forced_slot_leaves_tcp():
+    ready, asleep = instance("i-a", "a", State.READY), instance("i-b", "b", State.DORMANT)
+    for slots in ([slot("a"), slot("b", "other")], [slot("a"), slot("b", force_tcp=True)]):
+        assert kinds(wake_of(made([ready, asleep], slots))) == [RungKind.PEER_TCP, RungKind.DISK]
+
+
+def test_level_one_adds_the_host_copy_and_the_operation_may_allow_it_alone():
+    ready, asleep = instance("i-a", "a", State.READY), instance("i-b", "b", State.DORMANT, level=1)
+    slots = [slot("a"), slot("b", "other")]
+    assert kinds(wake_of(made([ready, asleep], slots)))[-2:] == [RungKind.HOST_COPY, RungKind.DISK]
+    only = made([ready, asleep], slots, rungs=(RungKind.HOST_COPY,))
+    assert kinds(wake_of(only)) == [RungKind.HOST_COPY]
+
+
+def test_a_layout_that_differs_is_refused_with_the_field_named():
+    ready, asleep = instance("i-a", "a", State.READY), instance("i-b", "b", State.DORMANT, layout="fp8")
+    wake = wake_of(made([ready, asleep], [slot("a"), slot("b")]))
+    assert kinds(wake) == [RungKind.DISK]
+    assert "layout.dtype: 'fp8' here, 'bf16' there" in wake.reason
+
+
+def test_content_of_another_revision_is_refused_with_the_field_named():
+    old = instance("i-a", "a", State.READY, spec=dataclasses.replace(SPEC, revision="r0"))
+    wake = wake_of(made([old, instance("i-b", "b", State.DORMANT)], [slot("a"), slot("b")]))
+    assert kinds(wake) == [RungKind.DISK]
+    assert "content.revision: 'r1' is asked for, 'r0' there" in wake.reason
+
+
+def test_two_wakes_read_from_two_sources():
+    spec = dataclasses.replace(SPEC, replicas=4)
+    instances = [instance(f"i-{n}", n, State.READY, spec) for n in "ab"]
+    instances += [instance(f"i-{n}", n, State.DORMANT, spec) for n in "cd"]
+    found = made(instances, [slot(n) for n in "abcd"], spec)
+    first = {p.rungs[0].source.instance for p in found.placements if p.desired is Desired.READY}
+    assert first == {"i-a", "i-b"}
+
+
+def test_a_missing_guardian_never_takes_the_device_that_a_replica_waits_for():
+    spec = dataclasses.replace(SPEC, replicas=2, devices_per_member=2, guardians=Guardians(0, 2))
+    other = ModelSpec("default", "z", "/z", "r1", "stub", guardians=Guardians(1, 2))
+    views = tuple(ModelView(s, None) for s in (spec, other))
+    snapshot = Snapshot(100.0, 1, 1, views, (slot("a"), slot("b")), ())
+    found = plan(snapshot, decide(snapshot), Predictions(), lambda prefix: f"{prefix}-new")
+    assert found.placements == ()
+    assert any("replicas need the devices first" in text for text in found.unplaced)
+
+
+def test_an_unhealthy_device_and_one_held_by_a_stranger_are_not_free():
+    broken = dataclasses.replace(DEVICE, healthy=False, reason="ecc")
+    held = dataclasses.replace(DEVICE, holders=(DeviceHolder(7, "python", 1 << 20),))
+    found = made([], [slot("a", devices=(broken,)), slot("b", devices=(held,))])
+    assert found.placements == ()
+    assert "2 without enough free devices" in found.unplaced[0]
+
+
+def test_a_failure_without_a_retry_time_is_not_replaced_and_says_so():
+    failed = instance(
+        "i-a", "a", State.FAILED, desired=Desired.READY, failure=Failure("no memory", None), failed_at=99.0
+    )
+    found = made([failed], [slot("a"), slot("b")], dataclasses.replace(SPEC, replicas=1, guardians=Guardians()))
+    assert [(p.instance, p.desired) for p in found.placements] == [("i-a", Desired.GONE)]
+    assert "not tried again by itself" in found.unplaced[0]
+
+
+def test_a_failed_wake_stays_a_guardian_and_another_is_tried_when_it_may_be():
+    failed = instance(
+        "i-b", "b", State.DORMANT, desired=Desired.READY, failure=Failure("tensor x differs", 5.0), failed_at=99.0
+    )
+    ready = instance("i-a", "a", State.READY)
+    first = made([ready, failed], [slot("a"), slot("b")])
+    assert [(p.instance, p.desired) for p in first.placements] == [("i-b", Desired.DORMANT)]
+    memory = dataclasses.replace(failed, members=(), remembered=True, failed_at=90.0)
+    again = made([ready, instance("i-b", "b", State.DORMANT), memory], [slot("a"), slot("b")])
+    assert wake_of(again).desired is Desired.READY
+
+
+def test_scaling_to_zero_keeps_a_guardian_where_the_policy_says_so():
+    spec = dataclasses.replace(SPEC, replicas=0, guardians=Guardians(), scale_to_zero=ScaleToZero(None))
+    drained = instance("i-a", "a", State.READY, spec, desired=Desired.DRAINED, drained=True)
+    (placement,) = made([drained], [slot("a")], spec).placements
+    assert placement.desired is Desired.DORMANT
+
+
+def test_the_least_busy_replica_goes_first():
+    spec = dataclasses.replace(SPEC, replicas=1, guardians=Guardians())
+    busy = instance("i-a", "a", State.READY, spec, in_flight=3)
+    calm = instance("i-b", "b", State.READY, spec, in_flight=1)
+    (placement,) = made([busy, calm], [slot("a"), slot("b")], spec).placements
+    assert (placement.instance, placement.desired) == ("i-b", Desired.DRAINED)
