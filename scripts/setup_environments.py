@@ -49,10 +49,10 @@ def key(*parts: Path | str) -> str:
     return digest.hexdigest()[:12]
 
 
-def venv(path: Path) -> Path:
+def venv(path: Path, *options: str) -> Path:
     """A fresh virtual environment; returns its interpreter."""
     shutil.rmtree(path, ignore_errors=True)
-    run(sys.executable, "-m", "venv", path)
+    run(sys.executable, "-m", "venv", *options, path)
     return path / "bin" / "python"
 
 
@@ -127,13 +127,13 @@ def engine() -> None:
     if stamp(ENGINE, name):
         return
     say("engine environment of this checkout (.venv-engine)")
-    python = venv(ENGINE)
+    # Without a pip and setuptools of its own: an old setuptools here would hide the engine's.
+    python = venv(ENGINE, "--without-pip")
     site = next((ENGINE / "lib").glob("python3*/site-packages"))
     shared = next((heavy / "lib").glob("python3*/site-packages"))
     (site / "engine-base.pth").write_text(f"{shared}\n")
-    run(
-        python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "-e", ROOT / "packaging" / "engine"
-    )  # fmt: skip
+    pip = [heavy / "bin" / "python", "-m", "pip", "--python", python, "install", "--quiet", "--no-deps"]
+    run(*pip, "--no-build-isolation", "-e", ROOT / "packaging" / "engine")
     (ENGINE / DONE).write_text(name)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
 import re
 import socket
 import subprocess
@@ -125,6 +126,8 @@ class VllmDriver:
         for path in (caches, home):
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
         return {
+            # The compiler and its tools are found by PATH; nothing else of the agent's environment goes along.
+            **{name: os.environ[name] for name in ("PATH", "LANG", "TZ", "TMPDIR") if name in os.environ},
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
             "OMP_NUM_THREADS": str(max(cores, 1)),
