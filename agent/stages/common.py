@@ -111,8 +111,16 @@ class Recorder:
         self.phases.append(Phase(name, self.edge, self.clock.now(), detail))
 
     def add(self, phases: tuple[Phase, ...]) -> None:
-        """Phases measured by the engine."""
-        self.phases.extend(phases)
+        """Phases measured by the engine; the way there and back belongs to the first and the last of them."""
+        if not phases:
+            return
+        edge, now = self.edge, self.clock.now()
+        first = min(phases, key=lambda p: p.start)
+        last = max(phases, key=lambda p: p.end)
+        for phase in phases:
+            start = min(phase.start, edge) if phase is first else phase.start
+            end = max(phase.end, now) if phase is last else phase.end
+            self.phases.append(Phase(phase.name, start, end, phase.detail))
 
     def finish(self, ok: bool, reason: str) -> None:
         """Stores the record on the member; the caller moves the state next."""

@@ -102,5 +102,7 @@ def with_span(timeline: Timeline, span: GatewaySpan) -> Timeline:
     if not (math.isfinite(span.start) and math.isfinite(span.end)):
         return timeline
     kept = [p for p in timeline.phases if p.name != span.name]
-    phases = sorted((*kept, Phase(span.name, span.start, span.end, "gateway")), key=lambda p: (p.start, p.end))
+    # Routing begins where the agent's share ends: telling controller and gateway of it is part of it.
+    start = min(span.start, timeline.ended_at) if span.name == "route" and timeline.ok else span.start
+    phases = sorted((*kept, Phase(span.name, start, span.end, "gateway")), key=lambda p: (p.start, p.end))
     return replace(timeline, phases=tuple(phases))
