@@ -225,15 +225,14 @@ class VllmHandle:
 
     async def open_source(self) -> SourceOffer:
         key = new_key()
-        opened = await self._call("open_source", {"key": key})
-        said = await self._call("describe")
+        said = await self._call("open_source", {"key": key})
         return SourceOffer(
-            generation=int(opened["generation"]),
+            generation=int(said["generation"]),
             manifest_digest=said["manifest_digest"],
             content_digest=said["content_digest"],
             layout_digest=said["layout_digest"],
-            shm_address=opened["shm"],
-            tcp_address=opened["tcp"],
+            shm_address=said["shm"],
+            tcp_address=said["tcp"],
             weight_bytes=int(said["weight_bytes"]),
             grant_key=key,
         )

@@ -84,6 +84,14 @@ class EngineEntry(_Strict):
     python: str
 
 
+class HoldEntry(_Strict):
+    """How many requests the gateway holds while no replica is ready, how long, and how fast they then go on."""
+
+    limit: Annotated[int, Field(ge=0, le=1_000_000)] = 1024
+    seconds: Annotated[float, Field(gt=0, le=86_400)] = 120.0
+    release_per_second: Annotated[float, Field(gt=0, le=100_000)] = 50.0
+
+
 class MachineConfig(_Strict):
     """The whole file."""
 
@@ -91,19 +99,8 @@ class MachineConfig(_Strict):
     engines: dict[str, EngineEntry]
     nodes: Annotated[tuple[NodeEntry, ...], Field(min_length=1)]
     models: Annotated[tuple[ModelConfig, ...], Field(min_length=1)]
-    gateway: GatewayEntry = Field(default_factory=lambda: GatewayEntry())
+    hold: HoldEntry = HoldEntry()
     log_level: Annotated[str, Field(pattern="^(debug|info|warning|error)$")] = "info"
-
-
-class GatewayEntry(_Strict):
-    """How long and how many requests wait for a replica, and how fast they go on when it is there."""
-
-    hold_seconds: Annotated[float, Field(gt=0, le=3600)] = 120.0
-    max_held: Annotated[int, Field(ge=0, le=100_000)] = 1000
-    release_per_second: Annotated[float, Field(gt=0, le=1_000_000)] = 200.0
-
-
-MachineConfig.model_rebuild()
 
 
 def load(path: Path) -> MachineConfig:

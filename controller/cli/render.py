@@ -12,7 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-console = Console(soft_wrap=False)
+WIDE = 200
+"""Columns of a table that goes into a pipe or file: nothing is folded that need not be."""
+console = Console(width=None if sys.stdout.isatty() else WIDE)
 WIDTH = 48
 """Characters of a waterfall's bar."""
 
@@ -25,7 +27,9 @@ def emit(data: object, output: str, columns: Sequence[tuple[str, str]] = ()) -> 
     rows = data if isinstance(data, list) else [data]
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading, _ in columns:
-        table.add_column(heading, overflow="fold")
+        # Names and numbers stay whole; what is told in words takes the room that is left.
+        words = heading in ("REASON", "WHY", "HELD BY")
+        table.add_column(heading, overflow="fold", no_wrap=not words)
     for row in rows:
         table.add_row(*(Text(show(pick(row, path))) for _, path in columns))
     console.print(table)

@@ -108,7 +108,7 @@ def _write(config: MachineConfig, home: Home, clock: Clock) -> list[tuple[str, s
         "host": LOOPBACK,
         "port": config.ports.gateway,
         "tokens": [operator],
-        **config.gateway.model_dump(),
+        "hold": config.hold.model_dump(),
         "log_level": config.log_level,
     }
     home.write("connection.json", {

@@ -57,14 +57,14 @@ def tensors_of(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
                 yield from _inside(value, dot + name, 2)
 
 
-def scalars_of(model: nn.Module) -> dict[str, float]:
-    """Host scalars of the layers, such as FP8 KV scales: floats that are not tensors and change answers."""
-    found = {}
-    for path, module in model.named_modules():
-        for name, value in module.__dict__.items():
-            if type(value) is float:
-                found[f"{path}.{name}"] = value
-    return found
+def _scalar_places(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
+    """Where host scalars of the layers lie, such as FP8 KV scales: floats that are not tensors and change answers."""
+    return {
+        f"{path}.{name}": (module, name)
+        for path, module in model.named_modules()
+        for name, value in module.__dict__.items()
+        if type(value) is float
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class Weights:
 
     def __init__(self, model: nn.Module, name: str) -> None:
         """Moves all tensors of `model` into a new segment. Raises LocalFault (no memory, odd dtype)."""
-        self.model = model
+        self._places = _scalar_places(model)
         groups = _groups(model)
         offsets, end = [], 0
         for group in groups:
@@ -159,7 +159,10 @@ class Weights:
     def describe(self, fingerprint: Fingerprint) -> WeightManifest:
         """The manifest of what the segment holds now; every tensor is hashed."""
         tensors = tuple(replace(e, digest=digest(self._bytes(e))) for e in self.table.values())
-        return WeightManifest(fingerprint, 0, self.segment.bytes, tensors, scalars_of(self.model))
+        return WeightManifest(fingerprint, 0, self.segment.bytes, tensors, self._scalars())
+
+    def _scalars(self) -> dict[str, float]:
+        return {name: getattr(module, attribute) for name, (module, attribute) in self._places.items()}
 
     def restore_unsaved(self) -> None:
         """Puts back the tensors that no checkpoint holds."""
@@ -168,12 +171,9 @@ class Weights:
 
     def restore_scalars(self, scalars: Mapping[str, float]) -> None:
         """Sets host scalars to the source's values. Raises LocalFault naming one that exists on one side only."""
-        ours = scalars_of(self.model)
-        odd = sorted(set(ours) ^ set(scalars))
+        odd = sorted(set(self._places) ^ set(scalars))
         if odd:
             raise LocalFault(f"host scalar {odd[0]} exists on one side only")
-        modules = dict(self.model.named_modules())
         for name, value in scalars.items():
-            if ours[name] != value:
-                path, _, attribute = name.rpartition(".")
-                setattr(modules[path], attribute, value)
+            module, attribute = self._places[name]
+            setattr(module, attribute, value)

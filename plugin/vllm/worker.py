@@ -78,7 +78,7 @@ class RelightCPUWorker(CPUWorker):  # type: ignore[misc]
                 "resident": self._op_resident,
                 "set_canary": self._op_set_canary,
                 "canary": self._op_canary,
-                "open_source": lambda a, _: self._relight.open_source(str(a["key"])),
+                "open_source": self._op_open_source,
                 "close_source": lambda a, _: self._relight.close_source(float(a["deadline_seconds"])),
                 "refill": self._op_refill,
                 "suspend": lambda a, _: self._relight.suspend(),
@@ -106,13 +106,20 @@ class RelightCPUWorker(CPUWorker):  # type: ignore[misc]
         manifest = self._relight.source.manifest
         return {
             "fingerprint": asdict(manifest.fingerprint),
-            "manifest_digest": self._relight.source.manifest_digest,
-            "content_digest": manifest.content_digest(),
-            "layout_digest": digest(self._relight_layout),
             "weight_bytes": manifest.weight_bytes,
             "kv_bytes": self._cache_resident(),
             "state": str(self._relight.state),
             "level": self._relight.level,
+        }
+
+    def _op_open_source(self, arguments: Mapping[str, Any], progress: Progress) -> object:
+        opened = self._relight.open_source(str(arguments["key"]))
+        manifest = self._relight.source.manifest
+        return opened | {
+            "manifest_digest": self._relight.source.manifest_digest,
+            "content_digest": manifest.content_digest(),
+            "layout_digest": digest(self._relight_layout),
+            "weight_bytes": manifest.weight_bytes,
         }
 
     def _op_resident(self, arguments: Mapping[str, Any], progress: Progress) -> object:
@@ -180,7 +187,7 @@ class RelightCPUWorker(CPUWorker):  # type: ignore[misc]
             address, length = _pages(tensor)
             marks = ctypes.create_string_buffer(length // mmap.PAGESIZE)
             if length and _libc.mincore(address, length, marks) == 0:
-                total += sum(b & 1 for b in marks.raw) * mmap.PAGESIZE
+                total += marks.raw.count(1) * mmap.PAGESIZE
         return total
 
     # ------------------------------------------------------------------ fingerprint
