@@ -20,6 +20,8 @@ from relight.protos.relight.v1 import fleet_pb2, fleet_pb2_grpc
 _log = get_logger("agent.fleet")
 FIRST_BACKOFF, LAST_BACKOFF = 0.05, 2.0
 """Seconds between tries to reach the controller; jittered so that agents do not return in step."""
+LAZY_SECONDS = 0.1
+"""How long words for people are gathered: a report costs a wake that is under way a millisecond."""
 _OPTIONS = [
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
@@ -44,11 +46,15 @@ class FleetLink:
         self._address, self._token, self._tls, self._clock = address, token, tls, clock
         self._report, self._accept = report, accept
         self._dirty = asyncio.Event()
+        self._lazy: asyncio.TimerHandle | None = None
         self.attached = asyncio.Event()
 
-    def changed(self) -> None:
-        """Something reportable changed: the whole report is sent as soon as the loop is free."""
-        self._dirty.set()
+    def changed(self, urgent: bool = True) -> None:
+        """Something reportable changed: told as soon as the loop is free, or within LAZY_SECONDS."""
+        if urgent:
+            self._dirty.set()
+        elif self._lazy is None and not self._dirty.is_set():
+            self._lazy = asyncio.get_running_loop().call_later(LAZY_SECONDS, self._dirty.set)
 
     async def run(self) -> None:
         """Attaches again and again; returns only by cancellation."""
@@ -91,6 +97,9 @@ class FleetLink:
         while True:
             await self._dirty.wait()
             self._dirty.clear()
+            if self._lazy is not None:
+                self._lazy.cancel()
+                self._lazy = None
             await call.write(to_proto(self._report(), fleet_pb2.SlotReport))
             self.attached.set()
 

@@ -7,7 +7,7 @@ only outlive this process, because a machine that lost power has no engine left 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +51,6 @@ class InstanceRecord:
     start: StartRecord | None = None
     source: SourceOffer | None = None
     facts: EngineFacts | None = None
-    ready_bytes: int = 0
-    """Measured while awake, before the last sleep."""
 
 
 class Journal:
@@ -91,8 +89,8 @@ class Journal:
         self.boot_id = boot_id
         entries: list[dict[str, Any]] = [{"boot": boot_id}, {"epoch": self.epoch}]
         if self.assignment is not None:
-            entries.append({"assignment": asdict(self.assignment)})
-        entries += [{"instance": asdict(record)} for record in self.instances.values()]
+            entries.append({"assignment": self.assignment})
+        entries += [{"instance": record} for record in self.instances.values()]
         self._log.rewrite(entries)
 
     def accept(self, assignment: Assignment) -> None:
@@ -101,12 +99,12 @@ class Journal:
             self.epoch = assignment.epoch
             self._log.append({"epoch": assignment.epoch}, sync=True)
         self.assignment = assignment
-        self._log.append({"assignment": asdict(assignment)})
+        self._log.append({"assignment": assignment})
 
     def keep(self, record: InstanceRecord) -> None:
         """An instance as it is about to be."""
         self.instances[record.assignment.instance] = record
-        self._log.append({"instance": asdict(record)})
+        self._log.append({"instance": record})
 
     def forget(self, instance: str) -> None:
         """The instance is gone and the controller knows it."""

@@ -17,8 +17,13 @@ from relight.core.errors import FieldError, InvalidInput
 
 
 def _line(entry: dict[str, Any]) -> bytes:
-    text = json.dumps(entry, separators=(",", ":"), sort_keys=True)
+    text = json.dumps(entry, separators=(",", ":"), default=_fields)
     return f"{zlib.crc32(text.encode()):08x} {text}\n".encode()
+
+
+def _fields(record: Any) -> dict[str, Any]:
+    # Not `asdict`: it copies the whole tree first, and this is on the way of every wake.
+    return {name: getattr(record, name) for name in record.__dataclass_fields__}
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
@@ -75,7 +80,7 @@ class LineLog:
             self.damage.append(f"line {len(whole) + 1}: torn, the end is missing")
 
     def append(self, entry: dict[str, Any], *, sync: bool = False) -> None:
-        """Adds one entry. Raises OSError when the disk refuses it."""
+        """Adds one entry; values may be dataclasses. Raises OSError when the disk refuses it."""
         os.write(self._fd, _line(entry))
         if sync:
             os.fdatasync(self._fd)

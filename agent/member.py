@@ -28,7 +28,8 @@ from relight.core.states import State, Step, check_edge
 _log = get_logger("agent.member")
 
 Keep = Callable[[InstanceRecord], None]
-Changed = Callable[[], None]
+Changed = Callable[[bool], None]
+"""Told whether the change is urgent, that is, more than words for people."""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,7 +61,6 @@ class Member:
     start: StartRecord | None = None
     progress: str = ""
     requests_running: int = 0
-    ready_bytes: int = 0
     unmapped_bytes: int = 0
     retry_at: float = 0.0
     ending: bool = False
@@ -100,12 +100,12 @@ class Member:
     def remember(self) -> None:
         """Writes the present record down, then tells."""
         self.keep(self.record())
-        self.changed()
+        self.changed(True)
 
     def say(self, line: str) -> None:
         """One line of progress for people."""
         self.progress = line
-        self.changed()
+        self.changed(False)
 
     def record(self) -> InstanceRecord:
         """What the journal keeps."""
@@ -125,7 +125,6 @@ class Member:
             start=self.start,
             source=self.source,
             facts=self.facts,
-            ready_bytes=self.ready_bytes,
         )
 
     def restore(self, record: InstanceRecord) -> None:
@@ -133,8 +132,7 @@ class Member:
         self.state, self.since, self.incarnation = record.state, record.since, record.incarnation
         self.level, self.pid, self.start_time = record.level, record.pid, record.start_time
         self.story, self.failure, self.memory = list(record.story), record.failure, record.memory
-        self.start, self.source, self.ready_bytes = record.start, record.source, record.ready_bytes
-        self.facts = record.facts
+        self.start, self.source, self.facts = record.start, record.source, record.facts
         self.cause = self.story[-1].cause if self.story else ""
 
     def report(self) -> InstanceReport:

@@ -22,7 +22,7 @@ from relight.agent.link import SupervisorLink
 from relight.agent.logs import LogsServicer
 from relight.agent.stages.common import Tools
 from relight.agent.supervisor.client import Exit
-from relight.agent.transitions import Transitions
+from relight.agent.transitions import SETTLE, Transitions
 from relight.core.clock import Clock
 from relight.core.errors import FieldError, InvalidInput
 from relight.core.ids import new_id
@@ -136,8 +136,8 @@ class Agent:
         if self._transitions is not None:
             self._transitions.on_exit(exit_)
 
-    def _changed(self) -> None:
-        self._fleet.changed()
+    def _changed(self, urgent: bool) -> None:
+        self._fleet.changed(urgent)
         self._remeasure.set()
 
     def _report(self) -> SlotReport:
@@ -173,18 +173,16 @@ class Agent:
                     await self._remeasure.wait()
             except TimeoutError:
                 pass
-            # Measuring walks page tables under the locks that a wake's own page faults need.
-            self._remeasure.clear()
+            # Measuring walks page tables under the locks that a wake's own page faults need; and changes
+            # come in bursts around a transition, so one measurement after them serves them all.
+            await self._sleep(SETTLE)
             if transitions.moving:
-                await self._sleep(0.5)
-                self._remeasure.set()
                 continue
+            self._remeasure.clear()
             devices = await asyncio.to_thread(ledger.measure, transitions.claims())
             if _differs(devices, self._devices):
                 self._devices = devices
                 self._fleet.changed()
-            # Reports come in bursts around a transition: one measurement serves them all.
-            await self._sleep(1.0)
 
 
 def _differs(new: tuple[DeviceReport, ...], old: tuple[DeviceReport, ...]) -> bool:

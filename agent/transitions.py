@@ -9,7 +9,7 @@ from pathlib import Path
 
 from relight.agent.journal import InstanceRecord, Journal
 from relight.agent.ledger import Claim
-from relight.agent.member import Member
+from relight.agent.member import Changed, Member
 from relight.agent.reconcile import Action, Kind, Local, admit, reconcile
 from relight.agent.stages import health
 from relight.agent.stages.common import END_GRACE, RETRY_AFTER, Tools, explain
@@ -26,6 +26,8 @@ from relight.core.states import State
 _log = get_logger("agent.transitions")
 Stage = Callable[[Member, Tools, str], Awaitable[None]]
 _STAGES: Mapping[Kind, Stage] = {Kind.START: start, Kind.WAKE: wake, Kind.SLEEP: sleep, Kind.STOP: stop}
+SETTLE = 1.0
+"""Seconds between becoming ready and being measured."""
 _NO_PROCESS = frozenset({State.NONE, State.FAILED, State.GONE})
 
 
@@ -38,7 +40,7 @@ class Transitions:
         journal: Journal,
         state_dir: Path,
         parents: Mapping[str, str],
-        changed: Callable[[], None],
+        changed: Changed,
     ) -> None:
         self._tools, self._journal, self._state_dir = tools, journal, state_dir
         self._parents, self._changed = parents, changed
@@ -64,7 +66,7 @@ class Transitions:
         failpoints.hit("agent.apply.after-journal")
         self._hand_out(assignment, received_at)
         self.advance(received_at)
-        self._changed()
+        self._changed(True)
         return True
 
     def _hand_out(self, assignment: Assignment, received_at: float) -> None:
@@ -177,7 +179,7 @@ class Transitions:
         self._misses.pop(member.instance, None)
         del self.members[member.instance]
         member.log_path.unlink(missing_ok=True)
-        self._changed()
+        self._changed(True)
 
     def _run(self, member: Member, kind: Kind, stage: Stage, cause: str) -> None:
         cut = member.task
@@ -205,19 +207,23 @@ class Transitions:
         if self._closing:
             return
         if member.state is State.READY:
-            # Only now: reading a large tree takes longer than many a wake.
             measure = asyncio.create_task(self._measure(member))
             self._measures.add(measure)
             measure.add_done_callback(self._measures.discard)
-        self._changed()
+        self._changed(True)
         self.advance()
 
     async def _measure(self, member: Member) -> None:
-        with contextlib.suppress(Exception):
+        # Reading a large tree's page tables takes longer than many a wake: its first requests go first.
+        await asyncio.sleep(SETTLE)
+        if member.state is not State.READY or member.task is not None:
+            return
+        try:
             await self._tools.measure(member)
-            if member.state is State.READY and member.memory is not None:
-                member.ready_bytes = member.memory.total_bytes
-            member.remember()
+        except Exception as error:  # noqa: BLE001 - a reading that fails is taken again after the next step
+            _log.warning("memory.unmeasured", instance=member.instance, reason=explain(error))
+            return
+        member.remember()
 
     # ------------------------------------------------------------------ what happens by itself
 

@@ -30,7 +30,7 @@ async def look(member: Member, tools: Tools, misses: dict[str, int]) -> str:
         return health.reason or "the engine says that it is dead"
     if member.requests_running != health.requests_running:
         member.requests_running = health.requests_running
-        member.changed()
+        member.changed(False)
     return ""
 
 

@@ -30,8 +30,6 @@ async def sleep(member: Member, tools: Tools, cause: str) -> None:
         member.begin(State.SLEEPING, cause)
         await handle.close_source(READERS_DEADLINE)
         member.source = None
-        await tools.measure(member)
-        member.ready_bytes = member.memory.total_bytes if member.memory else 0
         told = await release(member, tools)
     except Exception as error:  # noqa: BLE001 - an engine between awake and asleep is of no use
         reason = f"sleep failed: {explain(error)}"
@@ -43,19 +41,17 @@ async def sleep(member: Member, tools: Tools, cause: str) -> None:
 
 
 async def release(member: Member, tools: Tools) -> str:
-    """Gives the memory back and measures what is left. Returns what to say of it.
+    """Measures, gives the memory back, and measures what is left. Returns what to say of it.
 
     A sleeper that keeps more than the first one of its kind left behind is named: planning by its count
     instead of its bytes would over-claim the device.
     """
-    before = member.memory
-    known = before.residual_bytes if before else 0
+    before = await tools.measure(member)
+    known = before.residual_bytes
     level = member.assignment.level
     await tools.attach(member).sleep(level)
     member.level = level
     after = await tools.measure(member, residual_bytes=known)
-    if before is None or member.ready_bytes == 0:
-        return f"asleep at level {level}"
     promised = before.kv_bytes + (before.weight_bytes if level == 2 else 0)
     released = before.total_bytes - after.total_bytes
     said = f"asleep at level {level}: {after.total_bytes} bytes left, {released} of {promised} given back"

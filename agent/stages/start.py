@@ -54,8 +54,6 @@ async def _start(member: Member, tools: Tools, record: Recorder, remaining: floa
     record.mark("canary", "recorded for those who copy from here")
     member.level = member.assignment.level
     if member.assignment.desired is Desired.DORMANT:
-        await tools.measure(member)
-        member.ready_bytes = member.memory.total_bytes if member.memory else 0
         told = await release(member, tools)
         record.mark("sleep", told)
         record.finish(True, member.assignment.cause)

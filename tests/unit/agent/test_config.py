@@ -1,0 +1,82 @@
+"""A wrong agent configuration is refused with every wrong field named, and secrets are not repeated."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relight.agent import config
+from relight.agent.engines import registry, stub_settings
+from relight.core.errors import InvalidInput
+
+GOOD: dict[str, Any] = {
+    "slot": "a",
+    "controller_address": "127.0.0.1:7000",
+    "token": "rlt_secret",
+    "state_dir": "/var/lib/relight/a",
+    "devices": [{"id": "cpu-0", "memory_bytes": 1024}],
+    "engines": {"stub": {}},
+}
+
+
+def _load(tmp_path: Path, **changes: Any) -> config.AgentConfig:
+    path = tmp_path / "agent.json"
+    path.write_text(json.dumps({**GOOD, **changes}))
+    return config.load(path)
+
+
+def test_a_good_one_is_taken_with_its_defaults(tmp_path: Path) -> None:
+    found = _load(tmp_path)
+    assert found.socket == Path("/var/lib/relight/a/s/supervisor.sock")
+    assert [d.id for d in found.device_list()] == ["cpu-0"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"slot": "Not A Name"}, "slot"),
+        ({"controller_address": "nowhere"}, "controller_address"),
+        ({"state_dir": "relative"}, "state_dir"),
+        ({"devices": []}, "devices"),
+        ({"devices": [{"id": "x", "memory_bytes": 0}]}, "devices.0.memory_bytes"),
+        ({"port": "80"}, "port"),
+        ({"colour": "blue"}, "colour"),
+        ({"token": 7}, "token"),
+        ({"health_seconds": 0}, "health_seconds"),
+    ],
+)
+def test_a_wrong_field_is_named(tmp_path: Path, changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        _load(tmp_path, **changes)
+    assert field in [e.field for e in caught.value.errors]
+
+
+def test_a_secret_is_never_repeated(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        _load(tmp_path, token=["rlt_secret"])
+    assert "rlt_secret" not in str(caught.value)
+    assert "rlt_secret" not in repr(_load(tmp_path))
+
+
+def test_a_file_that_is_not_there_or_no_json_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="cannot be read"):
+        config.load(tmp_path / "none.json")
+    (tmp_path / "bad.json").write_text("{")
+    with pytest.raises(InvalidInput, match="not a valid agent configuration"):
+        config.load(tmp_path / "bad.json")
+
+
+def test_unknown_engines_and_their_settings_are_refused_by_name() -> None:
+    for engines, field in (({"warp": {}}, "engines.warp"), ({"stub": {"speed": 9}}, "engines.stub")):
+        with pytest.raises(InvalidInput) as caught:
+            registry.build(engines, ())
+        assert [e.field for e in caught.value.errors] == [field]
+
+
+@pytest.mark.parametrize("arg", ["x", "=1", "token_delay=", 'token_delay="fast"', 'wake_errors={"disk": "sulk"}'])
+def test_wrong_stub_arguments_are_refused(arg: str) -> None:
+    with pytest.raises(InvalidInput):
+        stub_settings.parse([arg])
