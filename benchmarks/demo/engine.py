@@ -1,0 +1,199 @@
+"""Plain `vllm serve`: the baseline's process, its cold start, and requests at an engine's own port."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+ROOT = Path(__file__).resolve().parents[2]
+PYTHON = ROOT / ".venv-engine" / "bin" / "python"
+MODEL = ROOT / ".cache" / "smollm2"
+NAME = "smollm2"
+ARGUMENTS = ("--dtype=bfloat16", "--max-model-len=2048", "--max-num-seqs=16", "--kv-cache-memory-bytes=268435456")
+START_DEADLINE = 900.0
+
+
+@dataclass
+class Plain:
+    """A running plain server; `directory` holds its fresh HOME and caches."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    directory: Path
+    argv: list[str]
+    env: dict[str, str]
+    cold_seconds: float
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def stop(self) -> None:
+        """Ends the server and its children, by process group, and removes its directory."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGTERM)
+            try:
+                self.process.wait(30)
+            except subprocess.TimeoutExpired:
+                os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.wait(30)
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def environment(directory: Path) -> dict[str, str]:
+    """The plain arm's whole environment: what Relight's driver sets too, and fresh directories."""
+    return {
+        **{name: os.environ[name] for name in ("PATH", "LANG", "TZ", "TMPDIR") if name in os.environ},
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "OMP_NUM_THREADS": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "PYTHONUNBUFFERED": "1",
+        "HOME": str(directory / "home"),
+        "VLLM_CACHE_ROOT": str(directory / "vllm"),
+        "TORCHINDUCTOR_CACHE_DIR": str(directory / "inductor"),
+        "VLLM_PLUGINS": "",
+    }
+
+
+def warm_page_cache() -> None:
+    """Reads what a start reads, so that the disk is no part of any figure."""
+    subprocess.run(
+        [str(PYTHON), "-c", "import vllm.entrypoints.cli.main, vllm.v1.worker.cpu_worker"],
+        env={**os.environ, "VLLM_PLUGINS": ""}, capture_output=True, timeout=300, check=False,
+    )  # fmt: skip
+    (MODEL / "model.safetensors").read_bytes()
+
+
+def start_cold(directory: Path) -> Plain:
+    """Starts plain vLLM with nothing cached; `cold_seconds` runs from process start to the first token."""
+    shutil.rmtree(directory, ignore_errors=True)
+    (directory / "home").mkdir(parents=True)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    argv = [
+        str(PYTHON), "-m", "vllm.entrypoints.cli.main", "serve", str(MODEL), *ARGUMENTS,
+        "--served-model-name", NAME, "--host", "127.0.0.1", "--port", str(port),
+    ]  # fmt: skip
+    env = environment(directory)
+    log = (directory / "log").open("wb")
+    begun = time.monotonic()
+    process = subprocess.Popen(argv, env=env, cwd=directory, stdout=log, stderr=log, start_new_session=True)
+    plain = Plain(process, port, directory, argv, env, 0.0)
+    try:
+        while True:
+            if process.poll() is not None or time.monotonic() - begun > START_DEADLINE:
+                raise RuntimeError((directory / "log").read_text(errors="replace")[-3000:])
+            try:
+                if httpx.get(f"{plain.url}/health", timeout=1.0, trust_env=False).status_code == 200:
+                    break
+            except httpx.TransportError:
+                time.sleep(0.05)
+        with first_token(plain.url, "The capital of France is", 1):
+            plain.cold_seconds = time.monotonic() - begun
+    except BaseException:
+        plain.stop()
+        raise
+    return plain
+
+
+@contextmanager
+def first_token(url: str, prompt: str, tokens: int, headers: dict[str, str] | None = None) -> Iterator[httpx.Response]:
+    """Streams a completion and yields when its first token is there; the rest is read at exit."""
+    body = {"model": NAME, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True, "ignore_eos": True}
+    with (
+        httpx.Client(timeout=300.0, trust_env=False) as client,
+        client.stream("POST", f"{url}/v1/completions", json=body, headers=headers) as answer,
+    ):
+        answer.raise_for_status()
+        lines = answer.iter_lines()
+        for line in lines:
+            if line.startswith("data: {"):
+                break
+        else:
+            raise RuntimeError("the stream ended without a token")
+        yield answer
+        for _ in lines:
+            pass
+
+
+def complete(url: str, prompt: str, tokens: int, **more: Any) -> dict[str, Any]:
+    """One whole completion at an engine's own port: greedy, token ids returned, no early end."""
+    body = {
+        "model": NAME, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True,
+        "return_token_ids": True, **more,
+    }  # fmt: skip
+    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=300.0, trust_env=False)
+    answer.raise_for_status()
+    choice: dict[str, Any] = answer.json()["choices"][0]
+    return choice
+
+
+def process_of(pid: int) -> tuple[list[str], dict[str, str]]:
+    """The command line and environment that a process was started with."""
+    argv = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+    env = Path(f"/proc/{pid}/environ").read_bytes().rstrip(b"\0").split(b"\0")
+    return [a.decode() for a in argv], dict(e.decode().split("=", 1) for e in env)
+
+
+OWN_OPTIONS = {
+    "--worker-cls": "worker class",
+    "--load-format": "load format",
+    "--port": "sockets",
+}
+OWN_VARIABLES = {
+    "VLLM_PLUGINS": "worker class",
+    "VLLM_SERVER_DEV_MODE": "sleep",
+    "HOME": "private directory, fresh in both arms",
+    "VLLM_CACHE_ROOT": "private directory, fresh in both arms",
+    "TORCHINDUCTOR_CACHE_DIR": "private directory, fresh in both arms",
+}
+
+
+def differences(ours: tuple[list[str], dict[str, str]], plain: tuple[list[str], dict[str, str]]) -> dict[str, str]:
+    """What differs between both arms: name -> why it may, or `NOT ALLOWED`."""
+    found: dict[str, str] = {}
+    options = [_options(argv) for argv, _ in (ours, plain)]
+    for name in sorted({*options[0], *options[1]}):
+        if options[0].get(name) != options[1].get(name):
+            found[name] = OWN_OPTIONS.get(name, "NOT ALLOWED")
+    for name in sorted({*ours[1], *plain[1]}):
+        if ours[1].get(name) != plain[1].get(name):
+            own = "sockets and identity" if name.startswith("RELIGHT_") else "NOT ALLOWED"
+            found[name] = OWN_VARIABLES.get(name, own)
+    return found
+
+
+def _options(argv: list[str]) -> dict[str, str]:
+    """Option -> value; positional words by their place. The interpreter and module are words too."""
+    found: dict[str, str] = {}
+    words = iter(range(len(argv)))
+    for n in words:
+        word = argv[n]
+        if word.startswith("--"):
+            name, equals, value = word.partition("=")
+            if not equals and n + 1 < len(argv) and not argv[n + 1].startswith("-"):
+                value = argv[n + 1]
+                next(words)
+            found[name] = value
+        else:
+            found[f"word {n}"] = word
+    return found
+
+
+def dumps(data: object) -> str:
+    """One line of JSON."""
+    return json.dumps(data, separators=(", ", ": "))

@@ -1,0 +1,187 @@
+"""Relight itself in the demo: up, scale, wakes on the client's clock, memory from outside, down."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from engine import ARGUMENTS, MODEL, NAME, PYTHON, ROOT, first_token
+
+RELIGHT = [str(ROOT / ".venv" / "bin" / "python"), "-m", "relight.controller.cli"]
+PORTS = {"controller": 7410, "fleet": 7411, "gateway": 8410}
+SPEC: dict[str, Any] = {
+    "uri": str(MODEL), "revision": "smollm2-135m-instruct", "engine": "vllm", "args": list(ARGUMENTS), "replicas": 1,
+    "guardians": {"replicas": 1, "level": 2}, "scale_to_zero": {"keep": "guardian"},
+}  # fmt: skip
+SETTLE_DEADLINE = 120.0
+
+
+@dataclass(frozen=True)
+class Wake:
+    """One wake on the client's clock, in seconds, with the share of it that lies in named phases."""
+
+    rung: str
+    seconds: float
+    accounted: float
+    instance: str
+    timeline: dict[str, Any]
+
+
+class Machine:
+    """Two nodes on this machine, brought up by the command line as a user would."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.env = {**os.environ, "RELIGHT_STATE": str(directory / "state")}
+
+    def up(self) -> None:
+        """`relight up` with one replica on one node and one guardian on the other."""
+        config = {
+            "ports": PORTS,
+            "engines": {"vllm": {"python": str(PYTHON)}},
+            "nodes": [
+                {"name": "node-a", "devices": [{"id": "cpu0", "cores": [0], "memory": "6GiB"}]},
+                {"name": "node-b", "devices": [{"id": "cpu1", "cores": [1], "memory": "6GiB"}]},
+            ],
+            "models": [{"name": NAME, **SPEC}],
+        }
+        path = self.directory / "machine.yaml"
+        # JSON is YAML: nothing else has to be installed to write it.
+        path.write_text(json.dumps(config, indent=2))
+        subprocess.run([*RELIGHT, "up", "-f", str(path), "--timeout", "1500"], env=self.env, check=True, timeout=1600)
+        said = json.loads((self.directory / "state" / "connection.json").read_text())
+        self.gateway = said["gateway"]
+        self.headers = {"authorization": f"Bearer {said['token']}"}
+        self.api = httpx.Client(base_url=said["url"], headers=self.headers, timeout=90.0, trust_env=False)
+
+    def down(self) -> None:
+        subprocess.run([*RELIGHT, "down"], env=self.env, check=False, timeout=180)
+
+    # ------------------------------------------------------------------ asking
+
+    def instances(self) -> list[dict[str, Any]]:
+        items: list[dict[str, Any]] = self.api.get("/api/v1/instances").raise_for_status().json()["items"]
+        return items
+
+    def one(self, state: str) -> dict[str, Any]:
+        """The one instance in `state`."""
+        return next(i for i in self.instances() if i["state"] == state)
+
+    def wait(self, what: str, holds: Callable[[list[dict[str, Any]]], bool]) -> list[dict[str, Any]]:
+        """The instances once `holds` is true of them."""
+        deadline = time.monotonic() + SETTLE_DEADLINE
+        while not holds(found := self.instances()):
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"waited {SETTLE_DEADLINE} s for {what}: {[(i['id'], i['state']) for i in found]}")
+            time.sleep(0.05)
+        return found
+
+    # ------------------------------------------------------------------ scaling
+
+    def scale(self, replicas: int, rung: str | None = None) -> dict[str, Any]:
+        """Sends the scale request; returns the operation as accepted."""
+        body: dict[str, Any] = {"replicas": replicas}
+        if rung:
+            body["rungs"] = [rung]
+        path = f"/api/v1/namespaces/default/models/{NAME}/scale"
+        operation: dict[str, Any] = self.api.put(path, json=body).raise_for_status().json()
+        return operation
+
+    def ended(self, operation: dict[str, Any]) -> dict[str, Any]:
+        """The operation as it ended. Raises unless it is done."""
+        while operation["state"] == "running":
+            path = f"/api/v1/operations/{operation['id']}"
+            operation = self.api.get(path, params={"wait": 30}).raise_for_status().json()
+        if operation["state"] != "done":
+            raise RuntimeError(f"{operation['id']} {operation['state']}: {operation['reason']}")
+        return operation
+
+    def settle(self, ready: int) -> None:
+        """Waits until `ready` replicas are ready and all others are dormant."""
+
+        def settled(found: list[dict[str, Any]]) -> bool:
+            states = sorted(i["state"] for i in found)
+            return states.count("ready") == ready and states.count("dormant") == len(states) - ready
+
+        self.wait(f"{ready} ready and the rest dormant", settled)
+
+    def set_level(self, level: int) -> None:
+        """Writes the guardians' level; the next sleep follows it."""
+        path = f"/api/v1/namespaces/default/models/{NAME}"
+        spec = {**SPEC, "replicas": 1, "guardians": {"replicas": 1, "level": level}}
+        self.api.put(path, json=spec).raise_for_status()
+
+    def wake(self, rung: str, prompt: str, replicas: int = 2) -> Wake:
+        """Scales up and, at once, sends a request pinned to the next replica to become ready; waits for its token."""
+        got: dict[str, Any] = {}
+        ready = threading.Barrier(2)
+
+        def ask() -> None:
+            ready.wait()
+            got["sent"] = time.time()
+            with first_token(self.gateway, prompt, 4, {**self.headers, "x-relight-pin": "next"}) as answer:
+                got["token"] = time.time()
+                got["instance"] = answer.headers["x-relight-instance"]
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        ready.wait()
+        scaled = time.time()
+        operation = self.ended(self.scale(replicas, rung))
+        thread.join(SETTLE_DEADLINE)
+        if "token" not in got:
+            raise RuntimeError(f"the pinned request of the {rung} wake got no token; operation {operation}")
+        begun = min(scaled, got["sent"])
+        timeline = self.timeline(got["instance"], "first_token")
+        took = [r["kind"] for r in timeline["rungs"] if r["ok"]]
+        if took != [rung]:
+            raise RuntimeError(f"asked for {rung}, came by {took}: {timeline['rungs']}")
+        return Wake(rung, got["token"] - begun, covered(timeline, begun, got["token"]), got["instance"], timeline)
+
+    def timeline(self, instance: str, phase: str) -> dict[str, Any]:
+        """The newest start of an instance, once the gateway's phase is in it."""
+        deadline = time.monotonic() + 10.0
+        while True:
+            found: dict[str, Any] = self.api.get(f"/api/v1/instances/{instance}/timeline").raise_for_status().json()
+            if any(p["name"] == phase for p in found["phases"]) or time.monotonic() > deadline:
+                return found
+            time.sleep(0.05)
+
+    def memory(self, instance: str) -> int:
+        """Proportional set size (bytes) of the instance's process tree, found by the mark in its environment."""
+        mark = f"RELIGHT_INSTANCE={instance}".encode()
+        total = 0
+        for directory in Path("/proc").glob("[0-9]*"):
+            try:
+                if mark in (directory / "environ").read_bytes().split(b"\0"):
+                    rollup = (directory / "smaps_rollup").read_text()
+                    total += int(rollup.partition("\nPss:")[2].split()[0]) << 10
+            except OSError:
+                continue
+        return total
+
+
+def covered(timeline: dict[str, Any], begun: float, ended: float) -> float:
+    """The share of [begun, ended] that lies in at least one named phase; overlaps count once."""
+    total, reached = 0.0, begun
+    for phase in sorted(timeline["phases"], key=lambda p: float(p["start"])):
+        low, high = max(float(phase["start"]), reached), min(float(phase["end"]), ended)
+        if high > low:
+            total += high - low
+            reached = high
+    return total / (ended - begun)
+
+
+def show_timeline(machine: Machine, instance: str) -> None:
+    """`relight timeline INSTANCE`, as a user sees it."""
+    sys.stdout.flush()
+    subprocess.run([*RELIGHT, "timeline", instance], env=machine.env, check=False, timeout=60)
