@@ -47,9 +47,6 @@ class Metrics:
             registry=self.registry,
         )
         self.passes = Counter("relight_reconcile_total", "Reconcile passes that ended well", registry=self.registry)
-        self.api_requests = Counter(
-            "relight_api_requests_total", "REST requests", ["method", "status"], registry=self.registry
-        )
 
     def seen(self, snapshot: Snapshot, decisions: tuple[Decision, ...]) -> None:
         """Takes in what a reconcile pass saw."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
 import uvicorn
@@ -51,18 +51,29 @@ class Controller:
         self._config, self._clock = config, clock
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = asyncio.Event()
+        self._opened = AsyncExitStack()
 
     async def start(self) -> Addresses:
-        """Opens everything. Raises Conflict when the state is in use, Unavailable when a port is."""
+        """Opens everything, or nothing. Raises Conflict when the state is in use, Unavailable when a port is."""
+        async with AsyncExitStack() as opened:
+            addresses = await self._open(opened)
+            self._opened = opened.pop_all()
+        log.info("controller.ready", http=addresses.http, grpc=addresses.grpc, epoch=self.reconciler.lease.epoch)
+        return addresses
+
+    async def _open(self, opened: AsyncExitStack) -> Addresses:
         config = self._config
         tokens = config.known_tokens()
-        self._http_socket = _bind(config.http)
-        self._store = SqliteStore(config.state_path, self._clock)
+        http_socket = _bind(config.http)
+        opened.callback(http_socket.close)
+        store = SqliteStore(config.state_path, self._clock)
+        opened.push_async_callback(store.close)
         # The file's lock says that no other process lives: a lease left by a killed one is taken over.
         holder = f"controller of {config.state_path}"
-        lease = await self._store.acquire(LEASE_NAME, holder, LEASE_SECONDS)
-        self.catalog = Catalog(self._store)
+        lease = await store.acquire(LEASE_NAME, holder, LEASE_SECONDS)
+        self.catalog = Catalog(store)
         await self.catalog.start()
+        opened.push_async_callback(self.catalog.stop)
         metrics = Metrics()
         self.reconciler = Reconciler(
             self.catalog,
@@ -72,12 +83,14 @@ class Controller:
             gateway_grace_seconds=config.gateway_grace_seconds,
             hooks=Hooks(metrics.seen, metrics.started),
         )
+        opened.push_async_callback(self._release)
         accept = Accept(self.catalog, self.reconciler, self._clock)
         for model in config.models:
             await accept.make_known(model.record())
         tls = config.grpc.tls.files() if config.grpc.tls else None
         address = f"{config.grpc.host}:{config.grpc.port}"
-        self._grpc, grpc_port = await serve(self.reconciler, self.catalog, tokens, address, tls)
+        server, grpc_port = await serve(self.reconciler, self.catalog, tokens, address, tls)
+        opened.push_async_callback(server.stop, 0.5)
         parts = Parts(
             catalog=self.catalog,
             reconciler=self.reconciler,
@@ -88,18 +101,17 @@ class Controller:
             operations_changed=OperationWaiters(self.catalog),
             event_stream_seconds=config.event_stream_seconds,
         )
-        self._http = self._http_server(parts)
+        http = self._http_server(parts)
         self._tasks = [
-            asyncio.create_task(self._http.serve(sockets=[self._http_socket]), name="http"),
+            asyncio.create_task(http.serve(sockets=[http_socket]), name="http"),
             asyncio.create_task(self.reconciler.run(), name="loop"),
             asyncio.create_task(self._keep_lease(), name="lease"),
         ]
+        opened.push_async_callback(self._end_tasks, http)
         for task in self._tasks:
             task.add_done_callback(lambda _: self._stopping.set())
-        http_port = self._http_socket.getsockname()[1]
-        addresses = Addresses(f"{config.http.host}:{http_port}", f"{config.grpc.host}:{grpc_port}")
-        log.info("controller.ready", http=addresses.http, grpc=addresses.grpc, epoch=lease.epoch)
-        return addresses
+        http_port = http_socket.getsockname()[1]
+        return Addresses(f"{config.http.host}:{http_port}", f"{config.grpc.host}:{grpc_port}")
 
     def _http_server(self, parts: Parts) -> uvicorn.Server:
         tls = self._config.http.tls
@@ -139,21 +151,20 @@ class Controller:
     async def stop(self) -> None:
         """Takes no new work, finishes what is under way within the grace time, gives the lease up."""
         self._stopping.set()
-        grace = self._config.shutdown_grace_seconds
-        self._http.should_exit = True
-        http, loop, lease = self._tasks
-        await self._grpc.stop(min(0.5, grace))
-        await self.catalog.stop()
-        with suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(asyncio.wait({http})), grace)
-        for task in (http, loop, lease):
+        await self._opened.aclose()
+        log.info("controller.ended")
+
+    async def _end_tasks(self, http: uvicorn.Server) -> None:
+        http.should_exit = True
+        serving = self._tasks[0]
+        await asyncio.wait({serving}, timeout=self._config.shutdown_grace_seconds)
+        for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _release(self) -> None:
         with suppress(Fenced, Unavailable):
-            await self._store.release(self.reconciler.lease)
-        await self._store.close()
-        self._http_socket.close()
-        log.info("controller.ended")
+            await self.catalog.store.release(self.reconciler.lease)
 
 
 def _bind(listen: Listen) -> socket.socket:

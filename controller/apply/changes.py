@@ -40,7 +40,7 @@ log = get_logger("controller.apply")
 
 @dataclass(slots=True)
 class Changes:
-    """What one commit shall write, the revisions it rests on, and which operation each placement is of."""
+    """What one commit shall write, the revisions that it rests on, and the placements that it carries out."""
 
     writes: list[Write] = field(default_factory=list)
     expect: dict[str, int] = field(default_factory=dict)

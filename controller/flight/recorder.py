@@ -70,14 +70,15 @@ class Recorder:
         touched: dict[str, Timeline] = {}
         fresh = []
         kinds = {(s.slot, d.id): d.kind for s in snapshot.slots for d in s.devices}
-        for instance in snapshot.instances:
-            timeline = self._timeline(instance, kinds)
-            if timeline is None or timeline.id in self._recorded:
-                continue
-            self._recorded.add(timeline.id)
-            if timeline.id not in self._catalog.starts:
+        # A start that is no longer reported cannot come again: only the present ones are kept in mind.
+        reported = [t for i in snapshot.instances if (t := self._timeline(i, kinds)) is not None]
+        for timeline in reported:
+            if timeline.id not in self._recorded and timeline.id not in self._catalog.starts:
                 touched[timeline.id] = timeline
                 fresh.append(timeline)
+        self._recorded = {timeline.id for timeline in reported}
+        present = {i.instance for i in snapshot.instances}
+        self._expected = {name: e for name, e in self._expected.items() if name in present}
         by_start = {(t.instance, t.incarnation): t for v in self._catalog.starts.values() if (t := v.record)}
         by_start.update({(t.instance, t.incarnation): t for t in touched.values()})
         for key, span in list(self._spans.items()):

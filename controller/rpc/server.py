@@ -34,17 +34,20 @@ async def serve(
     reconciler: Reconciler, catalog: Catalog, tokens: Tokens, address: str, tls: TlsFiles | None
 ) -> tuple[grpc.aio.Server, int]:
     """A started server on `address` (`host:port`, port 0 picks one), and the port that it has."""
+    files = tls.read() if tls is not None else None
     server = grpc.aio.server(options=_OPTIONS)
     fleet_pb2_grpc.add_FleetServicer_to_server(FleetService(reconciler, catalog, tokens), server)  # type: ignore[no-untyped-call]
     routing_pb2_grpc.add_RoutingServicer_to_server(  # type: ignore[no-untyped-call]
         RoutingService(reconciler.gateways, reconciler.router, tokens), server
     )
     try:
-        if tls is None:
+        if files is None:
             port = server.add_insecure_port(address)
         else:
-            certificate, private_key, authority = tls.read()
-            credentials = grpc.ssl_server_credentials([(private_key, certificate)], authority)
+            certificate, private_key, authority = files
+            # Both ends show a certificate of the authority: a token alone opens nothing.
+            pair = [(private_key, certificate)]
+            credentials = grpc.ssl_server_credentials(pair, authority, require_client_auth=True)
             port = server.add_secure_port(address, credentials)
     except RuntimeError as error:
         raise Unavailable(f"cannot listen on {address}: {error}") from error
