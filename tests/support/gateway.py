@@ -128,7 +128,8 @@ class Door:
     process: asyncio.subprocess.Process | None = None
     url: str = ""
 
-    async def up(self) -> Door:
+    async def up(self, attached: bool = True) -> Door:
+        """Starts it; `attached` waits until the scripted controller has heard of it."""
         roles = [
             {"sha256": hash_token(OPERATOR), "name": "op", "roles": ["operator"]},
             {"sha256": hash_token(VIEWER), "name": "vi", "roles": ["viewer"]},
@@ -154,7 +155,8 @@ class Door:
             line = (await self.process.stdout.readline()).decode()
         assert line.startswith("gateway listens on"), (self.directory / "gateway.log").read_text()
         self.url = line.split()[-1]
-        await self.routing.until(lambda _: True)
+        if attached:
+            await self.routing.until(lambda _: True)
         return self
 
     async def down(self) -> None:
