@@ -26,7 +26,7 @@ async def test_schemathesis_finds_no_failure(tmp_path):
         "--header", f"Authorization: Bearer {TOKENS['operator']}",
         "--checks", "all", "--phases", "coverage,fuzzing", "--max-examples", "8", "--seed", "1",
         "--request-timeout", "10", "--no-color",
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, cwd=tmp_path,
     )  # fmt: skip
     try:
         async with asyncio.timeout(SECONDS):
