@@ -37,9 +37,9 @@ lint: setup-control ## Style, names, banned calls, unused dependencies
 	@$(BIN)/ruff format --check .
 	@$(BIN)/deptry . > /dev/null
 type: setup-control ## Strict types
-	@$(BIN)/mypy -p relight.core -p relight.transfer -p relight.protos.convert -p relight.agent -p relight.controller -p relight.gateway
+	@$(BIN)/mypy -p relight.core -p relight.transfer -p relight.protos.convert -p relight.agent -p relight.controller -p relight.gateway -p relight.plugin
 imports: setup-control ## Import directions of docs/architecture.md
-	@$(BIN)/lint-imports
+	@PYTHONPATH=src $(BIN)/lint-imports
 protos: setup-control ## Regenerate the code of protos/relight/v1
 	@$(BIN)/python scripts/gen_protos.py
 check-protos: setup-control ## Fail when generated code differs from the .proto files

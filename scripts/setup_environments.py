@@ -16,6 +16,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -85,7 +86,9 @@ def stamp(environment: Path, name: str) -> bool:
 
 def control() -> None:
     """The control plane's environment: slim, no torch."""
-    name = key(LOCKS / "control.txt", ROOT / "pyproject.toml", str(ROOT))
+    # Of pyproject.toml only what an installation takes from it: a new lint rule rebuilds nothing.
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    name = key(LOCKS / "control.txt", repr(project), str(ROOT))
     if stamp(CONTROL, name):
         return
     say("control environment (.venv)")

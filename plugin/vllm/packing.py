@@ -36,7 +36,7 @@ def probe() -> str:
     close = bool(torch.allclose(got, want, rtol=0.02, atol=0.2))
     if not (same_shape and close):
         return "plain"
-    return "vnni32" if torch.equal(packed_rows(packed, torch.arange(64)), weight) else "plain"
+    return "vnni32" if bool(torch.equal(packed_rows(packed, torch.arange(64)), weight)) else "plain"
 
 
 def packed_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -62,12 +62,8 @@ class PackedEmbedding(UnquantizedEmbeddingMethod):  # type: ignore[misc]
 
 def fits(weight: torch.Tensor) -> bool:
     """Whether the packed layout is defined for this weight."""
-    return (
-        weight.ndim == 2
-        and weight.dtype == torch.bfloat16
-        and weight.shape[0] % ROWS == 0
-        and weight.shape[1] % COLUMNS == 0
-    )
+    plain = weight.ndim == 2 and weight.dtype == torch.bfloat16
+    return bool(plain and weight.shape[0] % ROWS == 0 and weight.shape[1] % COLUMNS == 0)
 
 
 def _candidates(model: nn.Module) -> list[nn.Module]:

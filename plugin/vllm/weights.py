@@ -98,7 +98,8 @@ def _groups(model: nn.Module) -> list[_Group]:
 
 
 def _reach(tensor: torch.Tensor) -> int:
-    return 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    """Elements from the first to the last that the tensor touches, both included."""
+    return 1 + sum(int(n - 1) * int(s) for n, s in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _dtype(tensor: torch.Tensor) -> str:

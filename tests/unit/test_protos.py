@@ -48,7 +48,9 @@ _reports = st.builds(
     engines=st.dictionaries(st.text(), st.text(), max_size=2),
     devices=st.lists(st.from_type(records.DeviceReport), max_size=2).map(
         lambda found: tuple(
-            dataclasses.replace(d, total_bytes=abs(d.total_bytes) % 2**60, used_bytes=abs(d.used_bytes) % 2**60, holders=())
+            dataclasses.replace(
+                d, total_bytes=abs(d.total_bytes) % 2**60, used_bytes=abs(d.used_bytes) % 2**60, holders=()
+            )
             for d in found
         )
     ),

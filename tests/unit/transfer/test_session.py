@@ -123,7 +123,7 @@ def test_another_layout_is_refused_naming_the_field(rig: Rig, connector: Connect
 
 
 def test_other_content_is_refused_naming_the_revision(rig: Rig, connector: Connector) -> None:
-    with pytest.raises(RemoteFault, match="content.revision: 'r2' asked for, 'r1' there"):
+    with pytest.raises(RemoteFault, match=r"content\.revision: 'r2' asked for, 'r1' there"):
         _refill(rig, connector(rig, rig.grant()), revision="r2")
     assert _untouched(rig)
 
