@@ -1,0 +1,274 @@
+"""The engine's own safety catch: what may follow a sleep, whatever it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from relight.core import failpoints
+from relight.core.clock import SystemClock
+from relight.core.errors import Conflict, InvalidInput, LocalFault, ModelDirty, RemoteFault
+from relight.core.records import RungKind
+from relight.plugin.residency import ModelMemory, Residence, Residency
+from relight.plugin.settings import Settings, read
+from relight.transfer import grants
+from relight.transfer.manifest import Canary, WeightManifest
+from relight.transfer.segment import Segment
+from relight.transfer.verify import digest
+from tests.unit.transfer.conftest import LAYOUT, make_manifest
+
+CANARY = Canary((1, 2), (3,), (-0.5,))
+SIZES = (2_000_000, 300, 70_001)
+
+
+class Engine:
+    """A member with real segments and sources and a checkpoint file, without a model in it."""
+
+    def __init__(self, name: str, directory: Path, layout: Mapping[str, str] = LAYOUT) -> None:
+        directory.mkdir(mode=0o700)
+        self.checkpoint = directory / "checkpoint"
+        self.segment = Segment(name, sum(SIZES) + 1024)
+        self.segment.populate(0, self.segment.bytes)
+        first = make_manifest(self.segment, SIZES)
+        self.checkpoint.write_bytes(self.segment.view)
+        self.scalars: Mapping[str, float] = {"layer.k_scale": 0.5}
+        self.dropped = 0
+        self.layout = layout
+        self._first = first
+        memory = ModelMemory(
+            self.segment, {t.name: t for t in first.tensors}, layout, self._describe, self._reload, self._restore,
+            self._drop,
+        )  # fmt: skip
+        self.residency = Residency(Settings(name, directory, "127.0.0.1", "r1", 2), 0, memory, SystemClock())
+        self.residency.set_canary(CANARY)
+
+    def _describe(self, revision: str) -> WeightManifest:
+        tensors = tuple(
+            replace(t, digest=digest(self.segment.view[t.offset : t.offset + t.bytes])) for t in self._first.tensors
+        )
+        prints = replace(self._first.fingerprint, layout=self.layout, content={"revision": revision})
+        return replace(self._first, fingerprint=prints, tensors=tensors, canary=None)
+
+    def _reload(self, path: str) -> None:
+        self.segment.view[:] = Path(path).read_bytes()
+
+    def _restore(self, scalars: Mapping[str, float]) -> None:
+        if set(scalars) != set(self.scalars):
+            raise LocalFault("host scalar x exists on one side only")
+        self.scalars = dict(scalars)
+
+    def _drop(self) -> None:
+        self.dropped += 1
+
+    def offer(self) -> tuple[str, str, str]:
+        """(shm address, tcp address, grant) of this engine as a source."""
+        key = grants.new_key()
+        opened = self.residency.open_source(key)
+        claims = grants.Claims(
+            self.residency.source.instance, int(str(opened["generation"])), "", "i-b", SystemClock().now() + 60
+        )
+        return str(opened["shm"]), str(opened["tcp"]), grants.mint(key, claims)
+
+    def wake(self, kind: RungKind, *, address: str = "", grant: str = "", revision: str = "r1", path: str = "") -> str:
+        told = lambda done, total: None  # noqa: E731
+        return self.residency.refill(
+            kind, revision, address, grant, "i-a", path or str(self.checkpoint), told
+        ).detail  # fmt: skip
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[tuple[Engine, Engine]]:
+    source, sleeper = Engine("i-a", tmp_path / "a"), Engine("i-b", tmp_path / "b")
+    yield source, sleeper
+    for engine in (source, sleeper):
+        engine.residency.close_source(0.0)
+
+
+def test_sleep_gives_weights_and_cache_back_and_wake_without_refill_is_refused(pair) -> None:
+    _, sleeper = pair
+    sleeper.residency.sleep(2)
+    assert sleeper.segment.resident_bytes() == 0
+    assert sleeper.dropped == 1
+    with pytest.raises(Conflict, match="a refill must precede the wake"):
+        sleeper.residency.resume()
+    assert sleeper.residency.state is Residence.ASLEEP
+
+
+@pytest.mark.parametrize("kind", [RungKind.PEER_SHM, RungKind.PEER_TCP, RungKind.DISK])
+def test_a_level_2_sleeper_comes_back_with_the_same_bytes_by_any_rung(pair, kind: RungKind) -> None:
+    source, sleeper = pair
+    shm, tcp, grant = source.offer()
+    sleeper.residency.sleep(2)
+    sleeper.wake(kind, address=shm if kind is RungKind.PEER_SHM else tcp, grant=grant)
+    sleeper.residency.resume()
+    assert sleeper.segment.view == source.segment.view
+    assert sleeper.residency.source.manifest.content_digest() == source.residency.source.manifest.content_digest()
+    assert sleeper.residency.source.manifest.canary == CANARY
+
+
+def test_level_1_keeps_a_host_copy_and_comes_back_from_it_alone(pair) -> None:
+    _, sleeper = pair
+    before = bytes(sleeper.segment.view)
+    sleeper.residency.sleep(1)
+    assert sleeper.segment.resident_bytes() == 0
+    assert sleeper.residency.host_copy_bytes > 0
+    sleeper.wake(RungKind.HOST_COPY)
+    sleeper.residency.resume()
+    assert bytes(sleeper.segment.view) == before
+    assert sleeper.residency.host_copy_bytes == 0
+
+
+def test_there_is_no_host_copy_after_level_2(pair) -> None:
+    _, sleeper = pair
+    sleeper.residency.sleep(2)
+    with pytest.raises(LocalFault, match="slept at level 2"):
+        sleeper.wake(RungKind.HOST_COPY)
+
+
+def test_a_woken_sleeper_is_a_source_for_the_next(pair, tmp_path: Path) -> None:
+    source, middle = pair
+    shm, _, grant = source.offer()
+    middle.residency.sleep(2)
+    middle.wake(RungKind.PEER_SHM, address=shm, grant=grant)
+    middle.residency.resume()
+    last = Engine("i-c", tmp_path / "c")
+    last.residency.sleep(2)
+    _, tcp, onward = middle.offer()
+    last.wake(RungKind.PEER_TCP, address=tcp, grant=onward)
+    last.residency.resume()
+    assert last.segment.view == source.segment.view
+
+
+def test_altered_bytes_leave_the_sleeper_asleep_and_the_next_rung_brings_it_back(
+    pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, sleeper = pair
+    shm, tcp, grant = source.offer()
+    sleeper.residency.sleep(2)
+    monkeypatch.setattr(failpoints, "_armed", failpoints.parse("transfer.receive=1*corrupt"))
+    with pytest.raises(ModelDirty, match=r"tensor t\d from i-a"):
+        sleeper.wake(RungKind.PEER_SHM, address=shm, grant=grant)
+    with pytest.raises(Conflict, match="a refill must precede"):
+        sleeper.residency.resume()
+    sleeper.wake(RungKind.PEER_TCP, address=tcp, grant=grant)
+    sleeper.residency.resume()
+    assert sleeper.segment.view == source.segment.view
+
+
+def test_a_checkpoint_that_is_not_what_the_revision_was_is_refused_naming_the_tensor(pair) -> None:
+    _, sleeper = pair
+    sleeper.residency.sleep(2)
+    data = bytearray(sleeper.checkpoint.read_bytes())
+    data[5] ^= 1
+    sleeper.checkpoint.write_bytes(data)
+    with pytest.raises(ModelDirty, match="tensor t0 read from .* revision 'r1' had"):
+        sleeper.wake(RungKind.DISK)
+    with pytest.raises(Conflict):
+        sleeper.residency.resume()
+
+
+def test_a_checkpoint_that_cannot_be_read_is_this_sides_fault(pair) -> None:
+    _, sleeper = pair
+    sleeper.residency.sleep(2)
+    with pytest.raises(ModelDirty, match="FileNotFoundError") as caught:
+        sleeper.wake(RungKind.DISK, path="/nowhere")
+    assert isinstance(caught.value.cause, LocalFault)
+
+
+def test_another_revision_is_refused_by_name(pair) -> None:
+    source, sleeper = pair
+    shm, _, grant = source.offer()
+    sleeper.residency.sleep(2)
+    with pytest.raises(RemoteFault, match=r"content\.revision: 'r2' asked for, 'r1' there"):
+        sleeper.wake(RungKind.PEER_SHM, address=shm, grant=grant, revision="r2")
+
+
+@pytest.mark.parametrize("name", ["dtype", "engine", "quantization"])
+def test_another_layout_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    source = Engine("i-a", tmp_path / "a", {**LAYOUT, name: "theirs"})
+    sleeper = Engine("i-b", tmp_path / "b")
+    shm, _, grant = source.offer()
+    sleeper.residency.sleep(2)
+    with pytest.raises(RemoteFault, match=f"layout.{name}: .* 'theirs' there"):
+        sleeper.wake(RungKind.PEER_SHM, address=shm, grant=grant)
+    source.residency.close_source(0.0)
+
+
+def test_host_scalars_come_along(pair) -> None:
+    source, sleeper = pair
+    shm, _, grant = source.offer()
+    sleeper.residency.sleep(2)
+    sleeper.scalars = {"layer.k_scale": 1.0}
+    sleeper.wake(RungKind.PEER_SHM, address=shm, grant=grant)
+    assert sleeper.scalars == {"layer.k_scale": 0.5}
+
+
+def test_an_awake_member_is_never_overwritten(pair) -> None:
+    source, awake = pair
+    shm, _, grant = source.offer()
+    before = bytes(awake.segment.view)
+    with pytest.raises(Conflict, match="the member is awake"):
+        awake.wake(RungKind.PEER_SHM, address=shm, grant=grant)
+    assert bytes(awake.segment.view) == before
+
+
+def test_a_sleeper_is_no_source(pair) -> None:
+    _, sleeper = pair
+    sleeper.residency.sleep(2)
+    with pytest.raises(Conflict, match="asleep cannot be a source"):
+        sleeper.residency.open_source(grants.new_key())
+
+
+def test_a_source_with_readers_does_not_sleep(pair) -> None:
+    source, _ = pair
+    _, _, grant = source.offer()
+    pin = source.residency.source.admit(grant)
+    with pytest.raises(Conflict, match="still has readers"):
+        source.residency.sleep(2)
+    source.residency.source.release(pin)
+    source.residency.close_source(1.0)
+    source.residency.sleep(2)
+
+
+def test_reopening_makes_old_grants_void(pair) -> None:
+    source, sleeper = pair
+    _, _, old = source.offer()
+    shm, _, _ = source.offer()
+    sleeper.residency.sleep(2)
+    with pytest.raises(RemoteFault, match="not signed for this source"):
+        sleeper.wake(RungKind.PEER_SHM, address=shm, grant=old)
+
+
+@pytest.mark.parametrize("level", [0, 3, -1])
+def test_a_sleep_level_that_is_none_is_refused(pair, level: int) -> None:
+    with pytest.raises(InvalidInput, match="sleep level 1 or 2"):
+        pair[1].residency.sleep(level)
+
+
+def test_sleeping_twice_is_sleeping_once_and_another_level_is_a_conflict(pair) -> None:
+    _, sleeper = pair
+    sleeper.residency.sleep(2)
+    sleeper.residency.sleep(2)
+    with pytest.raises(Conflict, match="cannot go to sleep at level 1"):
+        sleeper.residency.sleep(1)
+
+
+def test_a_suspended_wake_gives_its_memory_back(pair) -> None:
+    source, sleeper = pair
+    shm, _, grant = source.offer()
+    sleeper.residency.sleep(2)
+    sleeper.wake(RungKind.PEER_SHM, address=shm, grant=grant)
+    sleeper.residency.suspend()
+    assert sleeper.segment.resident_bytes() == 0
+    with pytest.raises(Conflict):
+        sleeper.residency.resume()
+
+
+def test_an_engine_without_an_agent_says_what_is_missing() -> None:
+    with pytest.raises(InvalidInput, match="RELIGHT_ENGINE_DIR"):
+        read({"RELIGHT_INSTANCE": "i", "RELIGHT_BIND_HOST": "127.0.0.1"})
+    with pytest.raises(InvalidInput, match="RELIGHT_STREAMS: expected a number from 1 to 64"):
+        read({"RELIGHT_INSTANCE": "i", "RELIGHT_BIND_HOST": "h", "RELIGHT_ENGINE_DIR": "/x", "RELIGHT_STREAMS": "0"})
