@@ -15,8 +15,8 @@ from relight.core.auth import Tokens
 VERSION = "0.1.0"
 
 
-def build(parts: Parts, tokens: Tokens) -> FastAPI:
-    """The application over a running controller."""
+def _routes() -> FastAPI:
+    """The routes and how their errors leave, with no controller behind them."""
     app = FastAPI(
         title="Relight",
         version=VERSION,
@@ -25,10 +25,21 @@ def build(parts: Parts, tokens: Tokens) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.state.parts = parts
     problems.install(app)
     for room in (models, operations, fleet, events, system):
         app.include_router(room.router)
+    return app
+
+
+def openapi_document() -> dict[str, Any]:
+    """The OpenAPI document; no running controller is needed for it."""
+    return _document(_routes())
+
+
+def build(parts: Parts, tokens: Tokens) -> FastAPI:
+    """The application over a running controller."""
+    app = _routes()
+    app.state.parts = parts
     app.add_middleware(Gate, tokens=tokens, clock=parts.clock)
     document: dict[str, Any] = {}
 

@@ -135,7 +135,7 @@ def load(path: Path) -> MachineConfig:
                     e["msg"],
                     repr(e["input"])[:60],
                 )
-                for e in error.errors(include_url=False)
+                for e in _causes(error)
             ],
         ) from None
     config = _resolved(config, path.resolve().parent)
@@ -146,6 +146,13 @@ def load(path: Path) -> MachineConfig:
     if wrong:
         raise InvalidInput(f"{path} cannot come true", wrong)
     return config
+
+
+def _causes(error: ValidationError) -> list[Any]:
+    """The errors without those that only say that a list lost the items that are wrong themselves."""
+    found = error.errors(include_url=False)
+    inner = {e["loc"][:n] for e in found for n in range(len(e["loc"]))}
+    return [e for e in found if not (e["type"] == "too_short" and e["loc"] in inner)]
 
 
 def _line(node: yaml.Node | None, where: tuple[int | str, ...]) -> int:

@@ -1,0 +1,59 @@
+"""Writes what docs take from code: the machine file's JSON schema, the OpenAPI document, the command line's help.
+
+`--check` fails when a file differs from what the code says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import typer
+from typer.testing import CliRunner
+
+from relight.controller.api.app import openapi_document
+from relight.controller.cli.machine import MachineConfig
+from relight.controller.cli.main import app
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+
+
+def _cli() -> str:
+    runner = CliRunner(env={"COLUMNS": "100", "TERM": "dumb"})
+    command = typer.main.get_command(app)
+    parts = ["# The command line\n\nWritten by `make docs`; do not edit.\n"]
+    for words in ([], *([name] for name in sorted(getattr(command, "commands", {})))):
+        said = runner.invoke(app, [*words, "--help"], prog_name="relight")
+        parts.append(f"## {' '.join(['relight', *words])}\n\n```\n{said.stdout.strip()}\n```\n")
+    return "\n".join(parts)
+
+
+def documents() -> dict[Path, str]:
+    """Path -> content."""
+    schema = MachineConfig.model_json_schema()
+    return {
+        DOCS / "machine.schema.json": json.dumps(schema, indent=2) + "\n",
+        DOCS / "openapi.json": json.dumps(openapi_document(), indent=2) + "\n",
+        DOCS / "cli.md": _cli(),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args().check
+    stale = [p for p, text in documents().items() if not p.exists() or p.read_text() != text]
+    if check and stale:
+        print(f"stale: {', '.join(str(p.relative_to(ROOT)) for p in stale)}; run `make docs`", file=sys.stderr)
+        return 1
+    for path in stale:
+        path.write_text(documents()[path])
+    print(f"docs: {len(stale)} file(s) {'stale' if check else 'written'}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
