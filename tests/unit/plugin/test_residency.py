@@ -164,7 +164,7 @@ def test_a_checkpoint_that_is_not_what_the_revision_was_is_refused_naming_the_te
     data = bytearray(sleeper.checkpoint.read_bytes())
     data[5] ^= 1
     sleeper.checkpoint.write_bytes(data)
-    with pytest.raises(ModelDirty, match="tensor t0 read from .* revision 'r1' had"):
+    with pytest.raises(ModelDirty, match=r"tensor t0 read from .* revision 'r1' had"):
         sleeper.wake(RungKind.DISK)
     with pytest.raises(Conflict):
         sleeper.residency.resume()
