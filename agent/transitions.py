@@ -24,6 +24,8 @@ from relight.core.records import Assignment, InstanceAssignment, InstanceReport
 from relight.core.states import State
 
 _log = get_logger("agent.transitions")
+KEPT_LOGS = 20
+"""Logs of ended instances that a slot keeps."""
 Stage = Callable[[Member, Tools, str], Awaitable[None]]
 _STAGES: Mapping[Kind, Stage] = {Kind.START: start, Kind.WAKE: wake, Kind.SLEEP: sleep, Kind.STOP: stop}
 SETTLE = 1.0
@@ -178,8 +180,14 @@ class Transitions:
         self._journal.forget(member.instance)
         self._misses.pop(member.instance, None)
         del self.members[member.instance]
-        member.log_path.unlink(missing_ok=True)
+        self._prune_logs()
         self._changed(True)
+
+    def _prune_logs(self) -> None:
+        """Keeps the newest logs of ended instances: why a start failed is asked after it failed."""
+        ended = [p for p in (self._state_dir / "logs").glob("i-*.log") if p.stem not in self.members]
+        for path in sorted(ended, key=lambda p: p.stat().st_mtime)[:-KEPT_LOGS]:
+            path.unlink(missing_ok=True)
 
     def _run(self, member: Member, kind: Kind, stage: Stage, cause: str) -> None:
         cut = member.task

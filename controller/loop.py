@@ -26,7 +26,7 @@ from relight.controller.plan.plan import next_retry_at, plan
 from relight.controller.state.base import Lease, Write
 from relight.controller.state.catalog import Catalog, InstanceStatus, SlotFacts, drop, put
 from relight.controller.state.housekeeping import HISTORY, surplus
-from relight.core import failpoints
+from relight.core import failpoints, invariants
 from relight.core.clock import Clock
 from relight.core.errors import Conflict, Fenced, RelightError
 from relight.core.ids import new_id
@@ -41,10 +41,11 @@ log = get_logger("controller.loop")
 
 @dataclass(slots=True)
 class Hooks:
-    """Who is told of what a pass saw: metrics."""
+    """Who is told of what a pass saw: metrics. `broken` hears of each breach of an invariant, by its name."""
 
     seen: Callable[[Snapshot, tuple[Decision, ...]], None]
     started: Callable[[Timeline], None]
+    broken: Callable[[str, str], None]
 
 
 class Reconciler:
@@ -143,7 +144,20 @@ class Reconciler:
             snapshot = self.snapshot()
         self._route(snapshot, made)
         self._hooks.seen(snapshot, made.decisions)
+        self._check(snapshot, made)
         await self._record(snapshot, made)
+
+    def _check(self, snapshot: Snapshot, made: Plan) -> None:
+        """Tells of every broken invariant and goes on: what serves must not stop for a wrong count."""
+        found = (
+            (invariants.no_device_is_claimed_twice, invariants.no_device_is_claimed_twice(snapshot)),
+            (invariants.only_ready_is_routable, invariants.only_ready_is_routable(snapshot, self.router.table)),
+            (invariants.numbers_are_in_bounds, invariants.numbers_are_in_bounds(snapshot, made.decisions)),
+        )
+        for rule, breaches in found:
+            for breach in breaches:
+                log.error("invariant.broken", rule=rule.__name__, breach=breach)
+                self._hooks.broken(rule.__name__, breach)
 
     def _route(self, snapshot: Snapshot, made: Plan) -> None:
         models = route_models(snapshot, made, self.recorder.expected_in)

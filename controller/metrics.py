@@ -7,6 +7,7 @@ from collections import Counter as Tally
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from relight.controller.flight.timeline import Timeline, coverage
+from relight.core.invariants import NAMES
 from relight.core.records import Decision, Snapshot
 from relight.core.states import State
 
@@ -46,7 +47,17 @@ class Metrics:
             model,
             registry=self.registry,
         )
+        self._broken = Counter(
+            "relight_invariant_violations_total", "Breaches of core/invariants.py", ["rule"], registry=self.registry
+        )
+        for rule in NAMES:
+            # A series that is there from the start can be alerted on.
+            self._broken.labels(rule)
         self.passes = Counter("relight_reconcile_total", "Reconcile passes that ended well", registry=self.registry)
+
+    def broken(self, rule: str, breach: str) -> None:
+        """Counts one breach of an invariant."""
+        self._broken.labels(rule).inc()
 
     def seen(self, snapshot: Snapshot, decisions: tuple[Decision, ...]) -> None:
         """Takes in what a reconcile pass saw."""

@@ -81,7 +81,7 @@ class Controller:
             lease,
             slot_grace_seconds=config.slot_grace_seconds,
             gateway_grace_seconds=config.gateway_grace_seconds,
-            hooks=Hooks(metrics.seen, metrics.started),
+            hooks=Hooks(metrics.seen, metrics.started, metrics.broken),
         )
         opened.push_async_callback(self._release)
         accept = Accept(self.catalog, self.reconciler, self._clock)

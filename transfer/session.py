@@ -26,8 +26,9 @@ PIECE_BYTES = 1 << 20
 """Copied, then hashed, before the next: small enough to be in the second-level cache still."""
 ASKED_AHEAD = 2
 """Reads asked for before their turn, so that the source never waits for the next question."""
-PAGE_STEP = 16 << 20
-"""Pages are brought back in steps of this many bytes, just ahead of the bytes that fill them."""
+PAGE_STEP = 256 << 20
+"""Pages are brought back in steps of this many bytes, just ahead of the bytes that fill them; each step makes the
+kernel drain the page lists of all processors, so there are few."""
 
 OnProgress = Callable[[int, int], None]
 """Called with (bytes arrived, bytes in all), from any stream's thread."""

@@ -156,6 +156,15 @@ class Machine:
                 return found
             time.sleep(0.05)
 
+    def measured(self) -> list[dict[str, Any]]:
+        """The two ready replicas, once the agents have measured them after their first requests."""
+
+        def both(found: list[dict[str, Any]]) -> bool:
+            ready = [i for i in found if i["state"] == "ready"]
+            return len(ready) == 2 and all((i["members"][0]["memory"] or {}).get("weight_bytes") for i in ready)
+
+        return [i for i in self.wait("two measured replicas", both) if i["state"] == "ready"]
+
     def memory(self, instance: str) -> int:
         """Proportional set size (bytes) of the instance's process tree, found by the mark in its environment."""
         mark = f"RELIGHT_INSTANCE={instance}".encode()

@@ -63,32 +63,30 @@ def compare(machine: Machine, plain: engine.Plain) -> dict[str, Any]:
     arms = engine.differences(engine.process_of(source["members"][0]["pid"]), engine.process_of(plain.process.pid))
     for name, why in arms.items():
         say(f"    differs between the arms: {name} ({why})")
+    same = [c["token_ids"] for c in of_woken] == [c["token_ids"] for c in of_source]
+    say(f"    tokens of woken replica and source are {'the same' if same else 'NOT the same'}")
     say(f"    decode: {statistics.median(ours):.2f} tokens/s woken, {statistics.median(theirs):.2f} plain")
     for each in parted:
         say(f"    {each}")
-    machine.ended(machine.scale(1))
-    machine.settle(1)
+    back_to_one(machine)
     return {
         "engine_args": {"relight": engine.process_of(source["members"][0]["pid"])[0][1:], "plain": plain.argv[1:]},
         "same_engine_args": "NOT ALLOWED" not in arms.values(),
         "decode_share": round(share, 3),
-        "same_tokens": [c["token_ids"] for c in of_woken] == [c["token_ids"] for c in of_source],
+        "same_tokens": same,
         "plain_divergences": len(parted),
     }
 
 
 def released(machine: Machine) -> dict[str, Any]:
     """What a sleep gives back, measured from outside: proportional set size of the whole process tree."""
-    wake = machine.wake("peer_shm", figures.unseen("released"))
-    ready = machine.memory(wake.instance)
-    found = next(i for i in machine.instances() if i["id"] == wake.instance)["members"][0]["memory"]
-    machine.ended(machine.scale(1))
-    machine.settle(1)
-    # The newest replica goes first, so the one that was measured is the one that sleeps.
-    state = next(i["state"] for i in machine.instances() if i["id"] == wake.instance)
-    if state != "dormant":
-        raise RuntimeError(f"{wake.instance} was to sleep and is {state}")
-    dormant = machine.memory(wake.instance)
+    machine.wake("peer_shm", figures.unseen("released"))
+    # Either replica may be the one that sleeps next: both are measured awake.
+    awake = {i["id"]: (machine.memory(i["id"]), i["members"][0]["memory"]) for i in machine.measured()}
+    back_to_one(machine)
+    sleeper = machine.one("dormant")["id"]
+    ready, found = awake[sleeper]
+    dormant = machine.memory(sleeper)
     promised = found["weight_bytes"] + found["kv_bytes"]
     return {
         "released_share": round((ready - dormant) / promised, 4),

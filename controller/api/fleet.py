@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -69,6 +69,31 @@ async def get_timeline(id: Id, identity: Reader, parts: Running) -> Response:
     return AsciiJson(asdict(max(found, key=lambda t: t.ended_at)))
 
 
+async def _log(
+    parts: Parts, id: str, rank: int, tail_bytes: int, follow: bool
+) -> tuple[bytes, AsyncGenerator[bytes, None]]:
+    """The first chunk, fetched before a status is sent (an agent that fails is an error, not an end), and the rest."""
+    known = next((v for v in _instances(parts) if v.instance == id), None)
+    seen = parts.reconciler.fleet.seen
+    if known is None:
+        addresses = [s.report.agent_address for s in seen.values() if s.report.agent_address]
+    else:
+        member = next((m for m in known.members if m.rank == rank), None)
+        if member is None:
+            raise NotFound(f"{id} has no member of rank {rank}")
+        found = seen.get(member.slot)
+        if found is None or not found.report.agent_address:
+            raise Unavailable(f"the agent of slot {member.slot} is not attached", retry_after=2.0)
+        addresses = [found.report.agent_address]
+    for address in addresses:
+        chunks = parts.agents.logs(address, id, tail_bytes, follow=follow)
+        try:
+            return await anext(chunks, b""), chunks
+        except NotFound:
+            continue
+    raise NotFound(f"there is no instance {id}, and no agent keeps a log of it")
+
+
 @router.get(
     "/instances/{id}/logs",
     responses=documented(404, 422)
@@ -83,17 +108,8 @@ async def get_logs(
     follow: Annotated[bool, Query(description="Go on with what is appended, until the caller leaves")] = False,
     rank: Annotated[int, Query(ge=0, le=255, description="Which member's log")] = 0,
 ) -> Response:
-    """The end of an engine's log, by way of its agent."""
-    instance = _find(parts, id)
-    member = next((m for m in instance.members if m.rank == rank), None)
-    if member is None:
-        raise NotFound(f"{id} has no member of rank {rank}")
-    seen = parts.reconciler.fleet.seen.get(member.slot)
-    if seen is None or not seen.report.agent_address:
-        raise Unavailable(f"the agent of slot {member.slot} is not attached", retry_after=2.0)
-    chunks = parts.agents.logs(seen.report.agent_address, id, tail_bytes, follow=follow)
-    # The first chunk is fetched before the status is sent: an agent that fails is an error, not an end.
-    first = await anext(chunks, b"")
+    """The end of an engine's log, by way of its agent; agents keep the newest logs of ended instances too."""
+    first, chunks = await _log(parts, id, rank, tail_bytes, follow)
 
     async def body() -> AsyncIterator[bytes]:
         async with aclosing(chunks):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import httpx
 import pytest
 
 from tests.engine.conftest import START_TIMEOUT
@@ -52,16 +53,18 @@ def test_a_scale_out_whose_controller_is_killed_ends_as_asked_after_its_restart(
 
 
 def _answers(machine: Live) -> None:
-    import httpx
-
     pause = threading.Event()
+    said = "nothing"
     for _ in range(300):
         try:
-            if machine.api.get("/readyz").status_code == 200:
+            answer = machine.api.get("/readyz")
+            if answer.status_code == 200:
                 return
-        except httpx.TransportError:
-            pause.wait(0.1)
-    raise AssertionError("the controller did not come back")
+            said = answer.text
+        except httpx.TransportError as error:
+            said = str(error)
+        pause.wait(0.1)
+    raise AssertionError(f"the controller did not come back: {said}")
 
 
 def test_a_sleep_gives_the_weights_back_and_a_source_killed_while_read_ends_no_wake(demo_model: Live) -> None:

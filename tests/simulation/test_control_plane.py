@@ -19,6 +19,7 @@ from relight.controller.state.catalog import Catalog
 from relight.controller.state.sqlite import SqliteStore
 from relight.core.clock import VirtualClock
 from relight.core.errors import RelightError
+from relight.core.invariants import enforce
 from relight.core.records import (
     Desired,
     DeviceReport,
@@ -141,7 +142,7 @@ class World:
         await self.catalog.start()
         self.loop = Reconciler(
             self.catalog, self.clock, lease, slot_grace_seconds=GRACE, gateway_grace_seconds=1.0,
-            hooks=Hooks(lambda *_: None, lambda _: None),
+            hooks=Hooks(lambda *_: None, lambda _: None, enforce),
         )  # fmt: skip
         self.accept = Accept(self.catalog, self.loop, self.clock)
 

@@ -21,7 +21,13 @@ ROOT = Path(__file__).resolve().parents[2]
 ENGINE_PYTHON = ROOT / ".venv-engine" / "bin" / "python"
 RELIGHT = [sys.executable, "-m", "relight.controller.cli"]
 UP_DEADLINE, DEADLINE = 420.0, 90.0
-EAGER = ("--dtype=bfloat16", "--max-model-len=512", "--max-num-seqs=64", "--enforce-eager")
+EAGER = (
+    "--dtype=bfloat16",
+    "--max-model-len=512",
+    "--max-num-seqs=64",
+    "--enforce-eager",
+    "--distributed-executor-backend=vllm.v1.executor.uniproc_executor.UniProcExecutor",
+)
 
 
 def free_ports(count: int) -> list[int]:
