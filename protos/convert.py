@@ -38,7 +38,7 @@ def _without_none(value: Any) -> Any:
 
 
 def to_proto(record: Any, message: type[M]) -> M:
-    """`record` (a dataclass of core/records.py) as a `message`; None becomes an absent field."""
+    """`record` (a dataclass of core/records) as a `message`; None becomes an absent field."""
     # The constructor takes nested plain data, in half the time that the JSON parser needs.
     return message(**_without_none(asdict(record)))
 

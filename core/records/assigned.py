@@ -1,0 +1,60 @@
+"""What agents are told: sources, rungs, and the whole assignment of a slot. No I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from relight.core.records.wanted import Desired, Mode, ModelSpec, RungKind
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRef:
+    """A source of weights as a receiver needs it: where, which generation, and the grant to read it."""
+
+    instance: str
+    slot: str
+    generation: int
+    manifest_digest: str
+    content_digest: str
+    address: str
+    """`unix:/path` for shm, `tcp:host:port` for tcp."""
+    grant: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """One allowed step of the source ladder, with the reason why it stands where it stands."""
+
+    kind: RungKind
+    reason: str
+    source: SourceRef | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceAssignment:
+    """What one member of one instance should be. `deadline_seconds` counts from receipt."""
+
+    instance: str
+    model: str
+    spec: ModelSpec
+    rank: int
+    members: int
+    devices: tuple[str, ...]
+    desired: Desired
+    level: int = 2
+    mode: Mode = Mode.COLD
+    content_revision: str = ""
+    rungs: tuple[Rung, ...] = ()
+    operation: str = ""
+    cause: str = ""
+    deadline_seconds: float = 900.0
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """All that one slot should run. Revision decides (higher replaces), epoch fences (lower is refused)."""
+
+    slot: str
+    epoch: int
+    revision: int
+    instances: tuple[InstanceAssignment, ...] = ()

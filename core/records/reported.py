@@ -1,0 +1,166 @@
+"""What agents report: devices, instances, where a start's time went, what may be read from whom. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from relight.core.fingerprint import Fingerprint
+from relight.core.records.wanted import Mode, RungKind
+from relight.core.states import State
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A named stretch of wall time of one start; stretches may overlap. `detail` says path, bytes, rate."""
+
+    name: str
+    start: float
+    end: float
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RungResult:
+    """What became of one tried rung; `reason` names the tensor, field or error when it failed."""
+
+    kind: RungKind
+    ok: bool
+    reason: str
+    seconds: float
+    source: str = ""
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StartRecord:
+    """One start or wake as a timeline: why, by which mode and rungs, and where its wall time went."""
+
+    instance: str
+    incarnation: int
+    model: str
+    mode: Mode
+    operation: str
+    begun_at: float
+    ended_at: float
+    ok: bool
+    reason: str
+    rungs: tuple[RungResult, ...] = ()
+    phases: tuple[Phase, ...] = ()
+    predicted_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why an instance failed, and when to try again: seconds from now, or None for never by itself."""
+
+    reason: str
+    retry_after: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a ready instance answers. `url` is the engine's own HTTP base, loopback unless configured."""
+
+    url: str
+    served_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOffer:
+    """What a ready engine offers to readers of its weights. `grant_key` signs grants for it: a secret."""
+
+    generation: int
+    manifest_digest: str
+    content_digest: str
+    layout_digest: str
+    shm_address: str
+    tcp_address: str
+    weight_bytes: int
+    grant_key: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReading:
+    """Measured bytes of one instance: proportional set size of its process tree plus segments it owns."""
+
+    measured_at: float
+    total_bytes: int
+    weight_bytes: int = 0
+    kv_bytes: int = 0
+    residual_bytes: int = 0
+    """What the last sleep left behind; 0 when it never slept."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceReport:
+    """One member of one instance as its agent sees it."""
+
+    instance: str
+    model: str
+    rank: int
+    members: int
+    devices: tuple[str, ...]
+    state: State
+    since: float
+    cause: str
+    incarnation: int
+    level: int = 2
+    operation: str = ""
+    pid: int = 0
+    endpoint: Endpoint | None = None
+    source: SourceOffer | None = None
+    fingerprint: Fingerprint | None = None
+    failure: Failure | None = None
+    memory: MemoryReading | None = None
+    start: StartRecord | None = None
+    progress: str = ""
+    """One line for people while a start is under way."""
+    requests_running: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceHolder:
+    """A process that holds memory of a device; `instance` is empty for a stranger."""
+
+    pid: int
+    name: str
+    bytes: int
+    instance: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceReport:
+    """One device as measured. `id` is opaque; `parent` owns the memory and carries the transition lock."""
+
+    id: str
+    kind: str
+    parent: str
+    total_bytes: int
+    used_bytes: int
+    holders: tuple[DeviceHolder, ...] = ()
+    model_name: str = ""
+    healthy: bool = True
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotReport:
+    """Everything one agent knows, sent whole: repeats and reordering do no harm (`sequence` decides)."""
+
+    slot: str
+    epoch: int
+    """Highest epoch the agent has seen."""
+    revision: int
+    """Assignment revision it acts on; 0 before the first."""
+    sequence: int
+    agent: str
+    """Incarnation of the agent process."""
+    boot_id: str
+    host: str
+    agent_address: str
+    force_tcp: bool = False
+    engines: Mapping[str, str] = field(default_factory=dict)
+    """Engine name -> version that this slot can start."""
+    devices: tuple[DeviceReport, ...] = ()
+    instances: tuple[InstanceReport, ...] = ()

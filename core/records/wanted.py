@@ -1,0 +1,116 @@
+"""What an owner wants of a model: its specification, and a change of its number. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Mode(StrEnum):
+    """How a missing replica comes to exist; `auto` takes the fastest that fits."""
+
+    AUTO = "auto"
+    GUARDIAN = "guardian"
+    COLD = "cold"
+
+
+class RungKind(StrEnum):
+    """Where a wake takes its weights from, fastest first."""
+
+    PEER_SHM = "peer_shm"
+    PEER_TCP = "peer_tcp"
+    HOST_COPY = "host_copy"
+    DISK = "disk"
+
+
+class Desired(StrEnum):
+    """What an assignment wants of an instance."""
+
+    READY = "ready"
+    DRAINED = "drained"
+    """Not routable, still awake: the step before sleep or stop, so that the gateway can drain it."""
+    DORMANT = "dormant"
+    GONE = "gone"
+
+
+class OnTimeout(StrEnum):
+    """What happens to requests that outlive the drain's time."""
+
+    WAIT = "wait"
+    ABORT = "abort"
+
+
+class Keep(StrEnum):
+    """What scale to zero leaves behind."""
+
+    GUARDIAN = "guardian"
+    NOTHING = "nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class Guardians:
+    """How many dormant instances stand by, and at which level (1 keeps a host copy, 2 keeps nothing)."""
+
+    replicas: int = 0
+    level: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleToZero:
+    """Idle time before the last replica goes (None: never by itself) and what is kept then."""
+
+    idle_seconds: float | None = None
+    keep: Keep = Keep.GUARDIAN
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """How long requests may finish before sleep or stop, and what happens to those that do not."""
+
+    timeout_seconds: float = 30.0
+    on_timeout: OnTimeout = OnTimeout.ABORT
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """One model as its owner asks for it. `uri` is a local directory; `args` go to the engine as they are."""
+
+    namespace: str
+    name: str
+    uri: str
+    revision: str
+    engine: str
+    served_names: tuple[str, ...] = ()
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    members: int = 1
+    devices_per_member: int = 1
+    memory_bytes: int = 0
+    replicas: int = 0
+    max_replicas: int = 64
+    guardians: Guardians = field(default_factory=Guardians)
+    mode: Mode = Mode.AUTO
+    scale_to_zero: ScaleToZero = field(default_factory=ScaleToZero)
+    rungs: tuple[RungKind, ...] = tuple(RungKind)
+    drain: Drain = field(default_factory=Drain)
+    start_deadline_seconds: float = 900.0
+    wake_deadline_seconds: float = 60.0
+
+    @property
+    def key(self) -> str:
+        """`namespace/name`, unique in a fleet."""
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleRequest:
+    """A change of one model's replica number, as it came in: `by` is the identity that asked."""
+
+    model: str
+    replicas: int
+    by: str
+    received_at: float
+    idempotency_key: str = ""
+    rungs: tuple[RungKind, ...] = ()
+    """When given, only these rungs are allowed for the wakes of this request."""
