@@ -14,11 +14,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from relight.plugin.settings import Settings
-
 from relight.core.clock import Clock
 from relight.core.errors import Conflict, InvalidInput, LocalFault, ModelDirty, RemoteFault, TransferError
 from relight.core.records import Phase, RungKind
+from relight.plugin.settings import Settings
 from relight.transfer import grants
 from relight.transfer.manifest import Canary, TensorEntry, WeightManifest
 from relight.transfer.segment import Segment, copy
@@ -54,7 +53,8 @@ class ModelMemory:
     """What the engine-specific part gives: how to describe, reload and restore its own tensors.
 
     `describe(revision)` hashes what the segment holds; `reload(path)` fills the segment from a checkpoint
-    directory; `restore_scalars` sets host scalars; `drop_cache` gives the KV cache's pages back.
+    directory; `restore_scalars` sets host scalars; `drop_derived` gives back what was derived from weights or requests
+    (the KV cache's pages, packed copies); `rebuild_derived` makes from the weights what a forward needs of it.
     """
 
     segment: Segment
@@ -63,7 +63,8 @@ class ModelMemory:
     describe: Callable[[str], WeightManifest]
     reload: Callable[[str], None]
     restore_scalars: Callable[[Mapping[str, float]], None]
-    drop_cache: Callable[[], None]
+    drop_derived: Callable[[], None]
+    rebuild_derived: Callable[[], None]
 
 
 class Residency:
@@ -137,7 +138,7 @@ class Residency:
         # The state changes first: should a release fail half-way, nothing may resume on what is left.
         self.state, self.level = Residence.ASLEEP, level
         self._memory.segment.drop()
-        self._memory.drop_cache()
+        self._memory.drop_derived()
 
     def _copy_to_host(self) -> Source:
         segment = self._memory.segment
@@ -197,6 +198,7 @@ class Residency:
         )  # fmt: skip
         try:
             self._memory.restore_scalars(got.manifest.scalars)
+            self._memory.rebuild_derived()
         except LocalFault as error:
             raise ModelDirty(str(error), cause=RemoteFault(f"{source}: {error}")) from error
         self._adopt(got.manifest, revision)

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from relight.plugin.vllm import packing
 from torch import nn
 from vllm.config import ModelConfig, VllmConfig
 from vllm.config.load import LoadConfig
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+
+from relight.plugin.vllm import packing
 
 LOAD_FORMAT = "relight"
 
@@ -42,4 +43,4 @@ def reload_in_place(model: nn.Module, vllm_config: VllmConfig, path: str) -> Non
     loader = RelightLoader(vllm_config.load_config)
     source = DefaultModelLoader.Source(path, revision=None, fall_back_to_pt=False)
     model.load_weights(loader._get_weights_iterator(source))
-    packing.pack(model, packing.probe())
+    packing.repack(model, packing.probe())

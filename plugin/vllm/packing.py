@@ -17,12 +17,24 @@ from torch import nn
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
 
+from relight.plugin.vllm import handlers
+
 ROWS, COLUMNS = 32, 32
 """Row and column counts must be multiples of these for the layout to be uniform."""
 
 
 def probe() -> str:
-    """`vnni32` where the packed kernel exists, computes rightly and lays rows out as above; else `plain`."""
+    """How this CPU's weights are packed.
+
+    `vnni32` where the packed kernel exists, computes rightly and lays rows out as above; `handlers` where oneDNN's do
+    (the weight stays plain, its packed copy is rebuilt after each refill); else `plain`.
+    """
+    if _vnni32():
+        return "vnni32"
+    return "handlers" if handlers.supported() else "plain"
+
+
+def _vnni32() -> bool:
     try:
         generator = torch.Generator().manual_seed(1)
         weight = torch.randn(64, 96, generator=generator).to(torch.bfloat16)
@@ -30,13 +42,11 @@ def probe() -> str:
         packed = torch.ops._C.convert_weight_packed(weight)
         got = packed_linear(x, packed, None).float()
     except (RuntimeError, AttributeError, NotImplementedError):
-        return "plain"
+        return False
     want = x.float() @ weight.float().t()
     same_shape = packed.shape == weight.shape and packed.dtype == weight.dtype and packed.is_contiguous()
     close = bool(torch.allclose(got, want, rtol=0.02, atol=0.2))
-    if not (same_shape and close):
-        return "plain"
-    return "vnni32" if bool(torch.equal(packed_rows(packed, torch.arange(64)), weight)) else "plain"
+    return same_shape and close and bool(torch.equal(packed_rows(packed, torch.arange(64)), weight))
 
 
 def packed_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -88,12 +98,15 @@ def keep_plain(model: nn.Module) -> None:
 def pack(model: nn.Module, packing: str) -> None:
     """After vLLM's post-processing: packs every fitting weight in place and points its layer at the kernel.
 
-    Weights must hold plain values; a weight that several layers share is packed once. With `plain`, layers
-    get the plain product, and any handler that vLLM made for the output layer is dropped.
+    Weights must hold plain values; a weight that several layers share is packed once. Any handler that vLLM made
+    for the output layer is dropped.
     """
     done: set[int] = set()
     for module in _candidates(model):
         weight = module.weight
+        if packing == "handlers" and weight.ndim == 2:
+            module.cpu_linear = handlers.linear(weight)
+            continue
         if packing != "vnni32" or not fits(weight):
             module.cpu_linear = nn.functional.linear
             continue
@@ -106,3 +119,13 @@ def pack(model: nn.Module, packing: str) -> None:
         module.cpu_linear = packed_linear
         if isinstance(module, VocabParallelEmbedding):
             module.quant_method = PackedEmbedding()
+    handlers.rebuild()
+
+
+def repack(model: nn.Module, packing: str) -> None:
+    """After the parameters of a packed `model` were filled with plain values from a checkpoint: packs them again."""
+    weights = {id(m.weight): m.weight for m in _candidates(model)}
+    for weight in weights.values():
+        if packing == "vnni32" and fits(weight):
+            weight.data.copy_(torch.ops._C.convert_weight_packed(weight.data))
+    handlers.rebuild()

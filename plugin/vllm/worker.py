@@ -16,12 +16,6 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-from relight.plugin import settings as environment
-from relight.plugin.control import ControlServer, Progress
-from relight.plugin.residency import ModelMemory, Residency
-from relight.plugin.vllm import packing
-from relight.plugin.vllm.loader import reload_in_place
-from relight.plugin.vllm.weights import Weights
 from vllm import __version__ as vllm_version
 from vllm.config import set_current_vllm_config
 from vllm.v1.worker.cpu_worker import CPUWorker
@@ -32,6 +26,12 @@ from relight.core.errors import LocalFault
 from relight.core.fingerprint import Fingerprint, digest
 from relight.core.logs import configure, get_logger
 from relight.core.records import RungKind
+from relight.plugin import settings as environment
+from relight.plugin.control import ControlServer, Progress
+from relight.plugin.residency import ModelMemory, Residency
+from relight.plugin.vllm import handlers, packing
+from relight.plugin.vllm.loader import reload_in_place
+from relight.plugin.vllm.weights import Weights
 from relight.transfer.manifest import Canary, WeightManifest
 
 LAYOUT_VERSION = "1"
@@ -68,7 +68,7 @@ class RelightCPUWorker(CPUWorker):  # type: ignore[misc]
         self._relight_layout = self._layout()
         memory = ModelMemory(
             weights.segment, weights.table, self._relight_layout, self._describe, self._reload,
-            weights.restore_scalars, self._drop_cache,
+            weights.restore_scalars, self._drop_derived, handlers.rebuild,
         )  # fmt: skip
         self._relight = Residency(own, self.rank, memory, SystemClock())
         self._relight_control = ControlServer(
@@ -180,6 +180,10 @@ class RelightCPUWorker(CPUWorker):  # type: ignore[misc]
             address, length = _pages(tensor)
             if length and _libc.madvise(address, length, _MADV_DONTNEED) != 0:
                 raise LocalFault(f"giving the KV cache back: {os.strerror(ctypes.get_errno())}")
+
+    def _drop_derived(self) -> None:
+        handlers.drop()
+        self._drop_cache()
 
     def _cache_resident(self) -> int:
         total = 0

@@ -35,12 +35,12 @@ class Engine:
         first = make_manifest(self.segment, SIZES)
         self.checkpoint.write_bytes(self.segment.view)
         self.scalars: Mapping[str, float] = {"layer.k_scale": 0.5}
-        self.dropped = 0
+        self.dropped = self.rebuilt = 0
         self.layout = layout
         self._first = first
         memory = ModelMemory(
             self.segment, {t.name: t for t in first.tensors}, layout, self._describe, self._reload, self._restore,
-            self._drop,
+            self._drop, self._rebuild,
         )  # fmt: skip
         self.residency = Residency(Settings(name, directory, "127.0.0.1", "r1", 2), 0, memory, SystemClock())
         self.residency.set_canary(CANARY)
@@ -62,6 +62,9 @@ class Engine:
 
     def _drop(self) -> None:
         self.dropped += 1
+
+    def _rebuild(self) -> None:
+        self.rebuilt += 1
 
     def offer(self) -> tuple[str, str, str]:
         """(shm address, tcp address, grant) of this engine as a source."""
@@ -107,6 +110,7 @@ def test_a_level_2_sleeper_comes_back_with_the_same_bytes_by_any_rung(pair, kind
     assert sleeper.segment.view == source.segment.view
     assert sleeper.residency.source.manifest.content_digest() == source.residency.source.manifest.content_digest()
     assert sleeper.residency.source.manifest.canary == CANARY
+    assert sleeper.rebuilt == (0 if kind is RungKind.DISK else 1)
 
 
 def test_level_1_keeps_a_host_copy_and_comes_back_from_it_alone(pair) -> None:
