@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
 from engine import ARGUMENTS, MODEL, NAME, PYTHON, ROOT, first_token
 
 RELIGHT = [str(ROOT / ".venv" / "bin" / "python"), "-m", "relight.controller.cli"]

@@ -18,10 +18,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import engine
 import figures
 from load import Load
 from machine import Machine, Wake, show_timeline
+
+import engine
 
 BEGUN = time.monotonic()
 LOADED = ("peer_shm", "peer_tcp")

@@ -21,13 +21,13 @@ _weights: list[torch.Tensor] = []
 _handlers: list[object] = []
 
 
-@torch.library.custom_op("relight::handler_linear", mutates_args=())
+@torch.library.custom_op("relight::handler_linear", mutates_args=())  # type: ignore[untyped-decorator]
 def _handler_linear(x: torch.Tensor, bias: torch.Tensor | None, number: int, rows: int) -> torch.Tensor:
     result: torch.Tensor = ops.onednn_mm(_handlers[number], x.reshape(-1, x.shape[-1]), bias)
     return result.reshape(*x.shape[:-1], rows)
 
 
-@_handler_linear.register_fake
+@_handler_linear.register_fake  # type: ignore[untyped-decorator]
 def _(x: torch.Tensor, bias: torch.Tensor | None, number: int, rows: int) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], rows))
 
