@@ -18,8 +18,8 @@ import os
 from collections.abc import Iterator
 
 from relight.core.errors import LocalFault
+from relight.transfer.plan import HUGE
 
-HUGE = 2 << 20
 _PROT_READ, _PROT_WRITE, _PROT_NONE = 1, 2, 0
 _MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 0x01, 0x02, 0x10, 0x20, 0x4000
 _MADV_POPULATE_READ, _MADV_POPULATE_WRITE, _MADV_COLLAPSE = 22, 23, 25
@@ -76,6 +76,15 @@ class Segment:
             raise LocalFault(f"creating a segment of {self.bytes} bytes: {error}") from error
         self.address = _map(self.bytes, _PROT_READ | _PROT_WRITE, self.fd)
         self.view = _buffer(self.address, self.bytes)
+
+    def lay_under(self, address: int, offset: int, length: int) -> None:
+        """Puts the segment's pages at `offset` under [address, address + length) of this process, for good.
+
+        What was mapped there is gone: its bytes must have been copied into the segment before. All whole pages.
+        """
+        mapped = _libc.mmap(address, length, _PROT_READ | _PROT_WRITE, _MAP_SHARED | _MAP_FIXED, self.fd, offset)
+        if mapped != address:
+            raise _failed("laying shared pages under memory in use")
 
     def populate(self, start: int, stop: int) -> None:
         """Allocates and maps the pages of [start, stop), in whole 2 MiB steps. Raises LocalFault (no memory)."""

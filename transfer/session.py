@@ -1,8 +1,8 @@
 """One refill: from the first hello to the last verified tensor, over any transport.
 
-Pages come back, bytes arrive and digests are computed in one pass per stream, piece by piece, so that each
-piece is hashed while it is still in the cache. The first failure stops all streams. Who is at fault, and
-whether the model is now dirty, is part of the error (core/errors.py).
+Pages come back first, dealt out evenly; then bytes arrive and digests are computed in one pass per stream, piece by
+piece, so that each piece is hashed while it is still in the cache. The first failure stops all streams. Who is at
+fault, and whether the model is now dirty, is part of the error (core/errors.py).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from relight.core.failpoints import hit
 from relight.core.fingerprint import Fingerprint
 from relight.core.records import Phase
 from relight.transfer.manifest import TensorEntry, WeightManifest
-from relight.transfer.plan import Stripe, stripes
-from relight.transfer.segment import HUGE, Segment, spans
+from relight.transfer.plan import Stripe, shares, stripes, whole_pages
+from relight.transfer.segment import Segment, spans
 from relight.transfer.transports.base import READ_BYTES, Connect, Reader
 from relight.transfer.verify import Running
 
@@ -26,9 +26,6 @@ PIECE_BYTES = 1 << 20
 """Copied, then hashed, before the next: small enough to be in the second-level cache still."""
 ASKED_AHEAD = 2
 """Reads asked for before their turn, so that the source never waits for the next question."""
-PAGE_STEP = 256 << 20
-"""Pages are brought back in steps of this many bytes, just ahead of the bytes that fill them; each step makes the
-kernel drain the page lists of all processors, so there are few."""
 
 OnProgress = Callable[[int, int], None]
 """Called with (bytes arrived, bytes in all), from any stream's thread."""
@@ -62,6 +59,8 @@ class _Shared:
     """What the streams of one refill share; `lock` guards it."""
 
     total: int
+    paged: threading.Barrier
+    """Passed when every stream has brought its share of the pages back."""
     arrived: int = 0
     written: bool = False
     failure: Exception | None = None
@@ -89,7 +88,8 @@ def check_source(
         raise RemoteFault(f"{source} has another layout: tensor {odd} exists on one side only")
     for their in theirs.tensors:
         ours = tensors[their.name]
-        for what in ("dtype", "shape", "stride", "offset", "bytes", "aliases"):
+        # Where a tensor lies is each side's own affair; what it is must be the same.
+        for what in ("dtype", "shape", "stride", "bytes", "aliases"):
             a, b = getattr(ours, what), getattr(their, what)
             if a != b:
                 raise RemoteFault(f"{source} has another layout: {their.name}.{what}: {a!r} here, {b!r} there")
@@ -119,12 +119,14 @@ def refill(
         work = stripes(manifest, streams)
         while len(readers) < len(work):
             readers.append(connect())
-        shared = _Shared(total=manifest.weight_bytes)
+        shared = _Shared(total=manifest.weight_bytes, paged=threading.Barrier(len(work)))
+        pages = shares(whole_pages((t.offset, t.offset + t.bytes) for t in tensors.values()), len(work))
         threads = [
             threading.Thread(
-                target=_stream, args=(segment, stripe, reader, shared, clock, on_progress), name=f"relight-pull-{n}"
+                target=_Stream(segment, stripe, reader, own, tensors, shared, clock, on_progress).run,
+                name=f"relight-pull-{n}",
             )
-            for n, (stripe, reader) in enumerate(zip(work, readers, strict=True))
+            for n, (stripe, reader, own) in enumerate(zip(work, readers, pages, strict=True))
         ]
         for thread in threads:
             thread.start()
@@ -163,73 +165,88 @@ def _phases(shared: _Shared, segment: Segment, begun: float) -> tuple[Phase, ...
     )
 
 
-def _stream(
-    segment: Segment, stripe: Stripe, reader: Reader, shared: _Shared, clock: Clock, on_progress: OnProgress
-) -> None:
-    spent = dict.fromkeys(shared.work, 0.0)
-    begun = clock.now()
-    marks = dict.fromkeys(shared.work, begun)
-    try:
-        _fill(segment, stripe, reader, shared, clock, spent, marks, on_progress)
-    except (RelightError, OSError, MemoryError) as error:
+@dataclass(slots=True)
+class _Stream:
+    """One thread's share of a refill: its pages first, then its stripe, each tensor put where the receiver has it."""
+
+    segment: Segment
+    stripe: Stripe
+    reader: Reader
+    pages: list[tuple[int, int]]
+    tensors: Mapping[str, TensorEntry]
+    shared: _Shared
+    clock: Clock
+    on_progress: OnProgress
+    spent: dict[str, float] = field(default_factory=lambda: {"pages": 0.0, "pull": 0.0, "verify": 0.0})
+
+    def run(self) -> None:
+        """Never raises: the first failure of any stream is in `shared`, and stops the others."""
+        shared, begun = self.shared, self.clock.now()
+        marks = dict.fromkeys(self.spent, begun)
+        try:
+            self._bring_pages()
+            marks["pages"] = self.clock.now()
+            self._fill()
+            marks["pull"] = marks["verify"] = self.clock.now()
+        except threading.BrokenBarrierError:
+            pass  # another stream failed first, and said why
+        except (RelightError, OSError, MemoryError) as error:
+            with shared.lock:
+                shared.failure = shared.failure or error
+            shared.stop.set()
+            shared.paged.abort()
         with shared.lock:
-            shared.failure = shared.failure or error
-        shared.stop.set()
-    with shared.lock:
-        for name, work in shared.work.items():
-            if marks[name] > begun:
-                work.add(begun, marks[name], spent[name])
+            for name, work in shared.work.items():
+                if marks[name] > begun:
+                    work.add(begun, marks[name], self.spent[name])
 
+    def _bring_pages(self) -> None:
+        begun = self.clock.monotonic()
+        for start, stop in self.pages:
+            self.segment.populate(start, stop)
+        self.spent["pages"] = self.clock.monotonic() - begun
+        # A page may hold the edges of two streams' tensors: nobody writes before all pages are there.
+        self.shared.paged.wait()
 
-def _fill(
-    segment: Segment,
-    stripe: Stripe,
-    reader: Reader,
-    shared: _Shared,
-    clock: Clock,
-    spent: dict[str, float],
-    marks: dict[str, float],
-    on_progress: OnProgress,
-) -> None:
-    ranges = list(spans(stripe.start, stripe.stop, READ_BYTES))
-    for start, stop in ranges[:ASKED_AHEAD]:
-        reader.ask(start, stop - start)
-    paged = stripe.start // HUGE * HUGE
-    tensors = iter(stripe.tensors)
-    tensor, running = next(tensors), Running()
-    for n, (start, stop) in enumerate(ranges):
-        if shared.stop.is_set():
-            return
-        t0 = clock.monotonic()
-        if stop > paged:
-            ahead = min(max(paged + PAGE_STEP, stop), -(-stripe.stop // HUGE) * HUGE)
-            segment.populate(paged, ahead)
-            paged = ahead
-            marks["pages"] = clock.now()
-        spent["pages"] += clock.monotonic() - t0
-        if n + ASKED_AHEAD < len(ranges):
-            later, end = ranges[n + ASKED_AHEAD]
-            reader.ask(later, end - later)
-        at = start
-        shared.written = True
-        while at < stop:
-            inside = at >= tensor.offset
-            # Pieces never cross a tensor's edge; what lies between two tensors is padding, copied unhashed.
-            edge = tensor.offset + tensor.bytes if inside else tensor.offset
-            piece = segment.view[at : min(edge, stop, at + PIECE_BYTES)]
-            t0 = clock.monotonic()
-            reader.fill(piece)
-            t1 = clock.monotonic()
-            hit("transfer.receive", piece)
-            if inside:
-                running.update(piece)
-            at += len(piece)
-            spent["pull"] += t1 - t0
-            spent["verify"] += clock.monotonic() - t1
-            if inside and at == edge:
-                running.check(tensor.name, tensor.digest, reader.source)
-                with shared.lock:
-                    shared.arrived += tensor.bytes
-                    on_progress(shared.arrived, shared.total)
-                tensor, running = next(tensors, tensor), Running()
-        marks["pull"] = marks["verify"] = clock.now()
+    def _fill(self) -> None:
+        ranges = list(spans(self.stripe.start, self.stripe.stop, READ_BYTES))
+        for start, stop in ranges[:ASKED_AHEAD]:
+            self.reader.ask(start, stop - start)
+        tensors = iter(self.stripe.tensors)
+        tensor, running = next(tensors), Running()
+        for n, (start, stop) in enumerate(ranges):
+            if self.shared.stop.is_set():
+                return
+            if n + ASKED_AHEAD < len(ranges):
+                later, end = ranges[n + ASKED_AHEAD]
+                self.reader.ask(later, end - later)
+            at = start
+            self.shared.written = True
+            while at < stop:
+                if at < tensor.offset:
+                    # Between two tensors lies padding: it is asked for with them, and nobody's.
+                    gap = memoryview(bytearray(min(tensor.offset, stop, at + PIECE_BYTES) - at))
+                    self.reader.fill(gap)
+                    at += len(gap)
+                    continue
+                edge = tensor.offset + tensor.bytes
+                at = self._piece(tensor, running, at, min(edge, stop, at + PIECE_BYTES))
+                if at == edge:
+                    running.check(tensor.name, tensor.digest, self.reader.source)
+                    with self.shared.lock:
+                        self.shared.arrived += tensor.bytes
+                        self.on_progress(self.shared.arrived, self.shared.total)
+                    tensor, running = next(tensors, tensor), Running()
+
+    def _piece(self, tensor: TensorEntry, running: Running, at: int, end: int) -> int:
+        """Brings the source's [at, end) of `tensor` to where the receiver has it; returns `end`."""
+        place = self.tensors[tensor.name].offset + at - tensor.offset
+        piece = self.segment.view[place : place + end - at]
+        begun = self.clock.monotonic()
+        self.reader.fill(piece)
+        arrived = self.clock.monotonic()
+        hit("transfer.receive", piece)
+        running.update(piece)
+        self.spent["pull"] += arrived - begun
+        self.spent["verify"] += self.clock.monotonic() - arrived
+        return end

@@ -83,11 +83,14 @@ def excess_replicas(view: ModelView | None, lists: ModelFleet, decision: Decisio
 
 
 def guardians_kept(view: ModelView | None, decision: Decision) -> int:
-    """How many guardians may stay: the decided number, and one more reason at zero replicas."""
+    """How many guardians may stay: the decided number, and at zero replicas the one that the next request wakes.
+
+    Were that one taken from the decided number, each wake from zero would cost a cold start to replace it.
+    """
     if view is None:
         return 0
     at_zero = decision.replicas == 0 and view.spec.scale_to_zero.keep is Keep.GUARDIAN
-    return max(decision.guardians, 1 if at_zero else 0)
+    return decision.guardians + (1 if at_zero else 0)
 
 
 def settle_drained(view: ModelView | None, lists: ModelFleet, decision: Decision) -> list[Placement]:

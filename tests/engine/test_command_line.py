@@ -63,7 +63,7 @@ def test_watch_resumes_after_a_revision_and_ends_after_so_many_events(one: Live)
     ("words", "status", "told"),
     [
         (("scale", "nobody", "1"), 4, "there is no model default/nobody"),
-        (("scale", "tiny", "9999"), 2, "max_replicas"),
+        (("scale", "tiny", "9999"), 6, "max_replicas"),
         (("scale", "tiny", "1", "--rung", "teleport"), 2, "rungs"),
         (("timeline", "i-nobody"), 4, "i-nobody"),
         (("logs", "i-nobody"), 4, "i-nobody"),

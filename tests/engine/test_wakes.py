@@ -114,3 +114,21 @@ def test_a_stream_that_runs_when_its_replica_is_to_sleep_is_finished_first(one: 
     assert got["text"].rstrip().endswith("data: [DONE]")
     assert got["text"].count('"text"') > 200
     one.scaled(1)
+
+
+def test_the_pin_next_waits_for_the_woken_replica_also_right_after_the_model_was_written_again(one: Live) -> None:
+    sleeper = by_state(one.instances(), "dormant")[0]["id"]
+    spec = one.api.get(one.path).json()["spec"]
+    body = {k: v for k, v in spec.items() if k not in ("namespace", "name")}
+    one.api.put(one.path, json=body).raise_for_status()
+    got: dict[str, str] = {}
+
+    def ask() -> None:
+        answer = one.ask("whoever comes next", headers={**one.headers, "x-relight-pin": "next"})
+        got["instance"] = answer.headers.get("x-relight-instance", answer.text)
+
+    client = threading.Thread(target=ask)
+    client.start()
+    one.scaled(2)
+    client.join(60)
+    assert got["instance"] == sleeper

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from relight.core.fingerprint import Fingerprint
 from relight.transfer.manifest import TensorEntry, WeightManifest
-from relight.transfer.plan import stripes
+from relight.transfer.plan import HUGE, shares, stripes, whole_pages
 
 
 @st.composite
@@ -46,3 +48,28 @@ def test_no_stripe_exceeds_its_even_share_by_more_than_its_largest_tensor(
     total = manifest.weight_bytes
     for stripe in stripes(manifest, streams):
         assert stripe.bytes <= total / streams + max(t.bytes for t in manifest.tensors) * streams
+
+
+_ranges = st.lists(
+    st.tuples(st.integers(0, 1 << 28), st.integers(0, 1 << 24)).map(lambda r: (r[0], r[0] + r[1])), max_size=20
+)
+
+
+@given(_ranges)
+def test_whole_pages_cover_every_range_and_never_touch(ranges: list[tuple[int, int]]) -> None:
+    pages = whole_pages(ranges)
+    assert all(any(low <= a and b <= high for low, high in pages) for a, b in ranges if b > a)
+    assert all(low % HUGE == high % HUGE == 0 and low < high for low, high in pages)
+    assert all(first[1] < second[0] for first, second in pairwise(pages))
+
+
+@given(_ranges, st.integers(1, 9))
+def test_pages_are_dealt_out_once_and_evenly(ranges: list[tuple[int, int]], streams: int) -> None:
+    pages = whole_pages(ranges)
+    dealt = shares(pages, streams)
+    assert len(dealt) == streams
+    given_out = sorted(r for run in dealt for r in run)
+    assert sum(b - a for a, b in given_out) == sum(b - a for a, b in pages)
+    assert whole_pages(given_out) == pages
+    sizes = [sum(b - a for a, b in run) // HUGE for run in dealt]
+    assert max(sizes) - min(sizes) <= 1

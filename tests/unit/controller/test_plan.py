@@ -158,6 +158,14 @@ def test_scaling_to_zero_keeps_a_guardian_where_the_policy_says_so():
     assert placement.desired is Desired.DORMANT
 
 
+def test_at_zero_the_one_that_the_next_request_wakes_stays_beside_the_standing_guardians():
+    spec = dataclasses.replace(SPEC, replicas=0, guardians=Guardians(1), scale_to_zero=ScaleToZero(None))
+    drained = instance("i-a", "a", State.READY, spec, desired=Desired.DRAINED, drained=True)
+    standing = instance("i-b", "b", State.DORMANT, spec, desired=Desired.DORMANT)
+    (placement,) = made([drained, standing], [slot("a"), slot("b")], spec).placements
+    assert (placement.instance, placement.desired) == ("i-a", Desired.DORMANT)
+
+
 def test_the_least_busy_replica_goes_first():
     spec = dataclasses.replace(SPEC, replicas=1, guardians=Guardians())
     busy = instance("i-a", "a", State.READY, spec, in_flight=3)
