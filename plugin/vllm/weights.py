@@ -21,8 +21,8 @@ from relight.plugin.vllm.loader import PACKING, packing_of
 from relight.plugin.vllm.packed_memory import Region
 from relight.plugin.vllm.packing import closed_over
 from relight.transfer.manifest import ITEM_BYTES, TensorEntry, WeightManifest
-from relight.transfer.plan import whole_pages
-from relight.transfer.segment import HUGE, Segment, copy
+from relight.transfer.plan import HUGE, whole_pages
+from relight.transfer.segment import Segment, copy
 from relight.transfer.verify import digest
 
 ALIGNMENT = 256
