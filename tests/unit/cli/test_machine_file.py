@@ -59,7 +59,7 @@ def test_a_good_file_is_taken_with_paths_from_its_own_folder_and_sizes_in_bytes(
         ("id: cpu0, ", "", 5, "Field required"),
         ("revision: r1", "revision: ''", 11, "at least 1 character"),
         ("replicas: 1\n    guardians", "replicas: -1\n    guardians", 13, "greater than or equal to 0"),
-        ("replicas: 1\n    guardians", "replicas: one\n    guardians", 13, "valid integer"),
+        ("replicas: 1\n    guardians", "replicas: one\n    guardians", 13, "a whole number"),
         ("level: 2", "level: 3", 14, "less than or equal to 2"),
         ("level: 2", "levl: 2", 14, "Extra inputs are not permitted"),
         ("engine: vllm", "engine: vllm\n    colour: red", 13, "Extra inputs are not permitted"),
