@@ -75,12 +75,28 @@ class Live:
         self.path = f"/api/v1/namespaces/default/models/{self.model['name']}"
 
     def down(self) -> None:
-        self.cli("down")
+        # Those that a test started again are not known to `down`, and an agent would start a supervisor again.
         for process in self._restarted:
             process.terminate()
             process.wait(20)
+        self.cli("down")
         if hasattr(self, "api"):
             self.api.close()
+        left = self.left_over()
+        assert not left, f"left behind: {left}"
+
+    def left_over(self) -> list[str]:
+        """Command lines of processes that still speak of this machine's directory."""
+        mark = str(self.directory).encode()
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                line = (entry / "cmdline").read_bytes()
+                if mark in line or mark in (entry / "environ").read_bytes():
+                    found.append(f"{entry.name}: {line.replace(bytes(1), b' ').decode(errors='replace')[:120]}")
+            except OSError:
+                continue
+        return found
 
     def logs(self) -> str:
         found = [*self.state.glob("logs/*.log"), *self.state.glob("nodes/*/logs/*.log")]
