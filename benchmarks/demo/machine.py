@@ -64,6 +64,13 @@ class Machine:
         self.headers = {"authorization": f"Bearer {said['token']}"}
         self.api = httpx.Client(base_url=said["url"], headers=self.headers, timeout=90.0, trust_env=False)
 
+    def explain(self) -> None:
+        """What went wrong, before the directory goes: instances, and what the components warned of."""
+        subprocess.run([*RELIGHT, "instances"], env=self.env, check=False, timeout=60)
+        for path in sorted((self.directory / "state" / "logs").glob("*.log")):
+            lines = [x for x in path.read_text(errors="replace").splitlines() if '"level": "info"' not in x]
+            print(f"--- {path.name}\n" + "\n".join(lines[-20:]), flush=True)
+
     def down(self) -> None:
         subprocess.run([*RELIGHT, "down"], env=self.env, check=False, timeout=180)
 

@@ -176,6 +176,9 @@ def run(directory: Path, skip_cold: float | None) -> dict[str, Any]:
         say("(d) one wake as a timeline")
         show_timeline(machine, calm["disk"][-1].instance)
         return report(cold, compared, freed, loaded, calm, zero, (copying, first_loaded, first_quiet), load)
+    except Exception:
+        machine.explain()
+        raise
     finally:
         if plain is not None:
             plain.stop()
