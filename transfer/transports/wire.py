@@ -155,8 +155,11 @@ class Acceptor:
 
     def close(self) -> None:
         """Stops accepting and cuts what is open."""
+        with self._lock:
+            # A reader may be leaving at this very moment: the set is read while nobody changes it.
+            served = list(self._open)
         # shutdown wakes the thread that blocks in accept; close alone does not.
-        for sock in (self._listener, *self._open):
+        for sock in (self._listener, *served):
             try:
                 sock.shutdown(socket.SHUT_RDWR)
             except OSError:
