@@ -1,8 +1,8 @@
 """oneDNN handlers by number: hidden packed memory that can be dropped at sleep and rebuilt after a refill.
 
-For layers whose packed memory is not found (packing.py). The weight stays the parameter, plain; a handler holds a
-packed copy of it. Compiled code must not hold a handler itself, or it would go on computing with the weights of
-before the sleep: so it calls one custom operator with a number, and the number is looked up at run time.
+For CPUs without the packed kernel (packing.py). The weight stays the parameter, plain; a handler holds a packed copy
+of it. Compiled code must not hold a handler itself, or it would go on computing with the weights of before the sleep:
+so it calls one custom operator with a number, and the number is looked up at run time.
 """
 
 from __future__ import annotations
@@ -30,6 +30,19 @@ def _handler_linear(x: torch.Tensor, bias: torch.Tensor | None, number: int, row
 @_handler_linear.register_fake  # type: ignore[untyped-decorator]
 def _(x: torch.Tensor, bias: torch.Tensor | None, number: int, rows: int) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], rows))
+
+
+def supported() -> bool:
+    """Whether vLLM's build has oneDNN products here and they compute rightly."""
+    if not getattr(ops, "_supports_onednn", False):
+        return False
+    weight = torch.randn(64, 96, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+    x = torch.ones(2, 96, dtype=torch.bfloat16)
+    try:
+        got = ops.onednn_mm(ops.create_onednn_mm(weight.t(), PRIMITIVES), x, None)
+    except RuntimeError:
+        return False
+    return bool(torch.allclose(got.float(), x.float() @ weight.float().t(), rtol=0.02, atol=0.2))
 
 
 def linear(weight: torch.Tensor) -> Linear:

@@ -1,165 +1,131 @@
-"""How linear weights are packed on the CPU: by vLLM itself, with its own kernels, in memory that can be shared.
+"""How linear weights lie in memory on the CPU: packed for the matrix kernel, yet as ordinary tensors.
 
-A woken replica must decode as plain vLLM does: as fast, and to the same tokens. So vLLM packs as it always does, and
-each layer's packed weight is found where it lies: an ordinary tensor that the layer's product closes over, or the
-hidden memory of a oneDNN handler (packed_memory.py). A layer whose memory is not found keeps its plain weight, and its
-handler is made anew after each refill (handlers.py). docs/adr/0002 has the choices and the measurements.
+vLLM's own way hides the packed weight in a handler and leaves an empty parameter, which can neither be
+exported nor released. Its packed kernel for AMX machines (`weight_packed_linear`) runs on every AVX-512
+machine, and there the packed weight has the shape, dtype and bytes of the plain one. So it stays the
+parameter: exported, dropped and refilled like any other tensor, and faster than the handler at batch 1.
+
+The layout is blocks of 32 rows with pairs of columns interleaved: (N/32, K/2, 32, 2). A tied embedding reads its
+rows straight out of it, so that one tensor serves both ends of the model. docs/adr/0002 has the measurements.
 """
 
 from __future__ import annotations
-
-import ctypes
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from types import FunctionType
-from typing import Any
 
 import torch
 import vllm._custom_ops as ops
 from torch import nn
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
-from vllm.model_executor.layers.vocab_parallel_embedding import (
-    ParallelLMHead,
-    UnquantizedEmbeddingMethod,
-    VocabParallelEmbedding,
-)
+from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
 
-from relight.core.errors import LocalFault
 from relight.plugin.vllm import handlers
-from relight.plugin.vllm.packed_memory import Packed, Region, Watch
+
+ROWS, COLUMNS = 32, 32
+"""Row and column counts must be multiples of these for the layout to be uniform."""
 
 
-@dataclass(slots=True)
-class Layer:
-    """One layer's packed weight, in a tensor or in a region. Checkpoints are loaded into the parameter `plain`."""
+def probe() -> str:
+    """How this CPU's weights are packed.
 
-    name: str
-    module: nn.Module
-    plain: nn.Parameter
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    tensor: torch.Tensor | None
-    region: Region | None
+    `vnni32` where the packed kernel exists, computes rightly and lays rows out as above; `handlers` where oneDNN's do
+    (the weight stays plain, its packed copy is rebuilt after each refill); else `plain`.
+    """
+    if _vnni32():
+        return "vnni32"
+    return "handlers" if handlers.supported() else "plain"
 
 
-@dataclass(slots=True)
-class Packing:
-    """All packed layers of one model. `how` says which ways occur; it is part of the layout fingerprint."""
-
-    layers: list[Layer] = field(default_factory=list)
-    how: str = "plain"
-
-    def regions(self) -> dict[str, Region]:
-        """Name -> hidden memory."""
-        return {f"{layer.name}.packed": layer.region for layer in self.layers if layer.region is not None}
-
-    def tensors(self) -> set[int]:
-        """Identities of packed tensors: no checkpoint holds them, and repacking makes them."""
-        return {id(layer.tensor) for layer in self.layers if layer.tensor is not None}
-
-    def reload(self, load: Any) -> None:
-        """Gives every layer a plain weight to load into, calls `load`, and packs what was loaded in place."""
-        emptied = [layer.module.weight for layer in self.layers]
-        try:
-            for layer in self.layers:
-                if layer.plain is not layer.module.weight:
-                    layer.plain.data = torch.empty(layer.shape, dtype=layer.dtype)
-                    layer.module.weight = layer.plain
-            load()
-            with Watch(prove=False) as watch:
-                for layer in self.layers:
-                    _pack(layer, watch)
-        finally:
-            for layer, empty in zip(self.layers, emptied, strict=True):
-                if layer.plain is not empty:
-                    layer.module.weight = empty
-                    layer.plain.data = torch.empty(0, dtype=layer.dtype)
-        handlers.rebuild()
+def _vnni32() -> bool:
+    try:
+        generator = torch.Generator().manual_seed(1)
+        weight = torch.randn(64, 96, generator=generator).to(torch.bfloat16)
+        x = torch.randn(3, 96, generator=generator).to(torch.bfloat16)
+        packed = torch.ops._C.convert_weight_packed(weight)
+        got = packed_linear(x, packed, None).float()
+    except (RuntimeError, AttributeError, NotImplementedError):
+        return False
+    want = x.float() @ weight.float().t()
+    same_shape = packed.shape == weight.shape and packed.dtype == weight.dtype and packed.is_contiguous()
+    close = bool(torch.allclose(got, want, rtol=0.02, atol=0.2))
+    return same_shape and close and bool(torch.equal(packed_rows(packed, torch.arange(64)), weight))
 
 
-def _pack(layer: Layer, watch: Watch) -> None:
-    weight = layer.module.weight.data
-    if layer.tensor is not None:
-        layer.tensor.copy_(torch.ops._C.convert_weight_packed(weight))
-    if layer.region is not None:
-        ops.create_onednn_mm(weight.t(), handlers.PRIMITIVES)
-        # Held until its bytes are copied: with the handler goes its memory.
-        made = watch.made.pop()
-        found = made.region
-        if found is None or found.bytes != layer.region.bytes:
-            raise LocalFault(f"{layer.name}: its weight, packed again, lies otherwise than before")
-        ctypes.memmove(layer.region.address, found.address, found.bytes)
-        del made
+def packed_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """x @ weight.T + bias for a packed `weight` (N, K) and x (..., K); bias in float32, result (..., N)."""
+    result: torch.Tensor = ops.weight_packed_linear_cpu(x, weight, weight.size(0), bias)
+    return result
 
 
-def candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Layers whose weight vLLM's unquantised CPU product uses."""
-    for name, module in model.named_modules():
+def packed_rows(weight: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Rows of a packed weight (N, K), in their plain order: rows.shape + (K,)."""
+    n, k = weight.shape
+    blocks = weight.view(n // ROWS, k // 2, ROWS, 2)
+    flat = rows.reshape(-1)
+    return blocks[flat // ROWS, :, flat % ROWS, :].reshape(*rows.shape, k)
+
+
+class PackedEmbedding(UnquantizedEmbeddingMethod):  # type: ignore[misc]
+    """Looks rows up in a packed weight, for an embedding that is tied to a packed output layer."""
+
+    def embedding(self, layer: nn.Module, input_: torch.Tensor) -> torch.Tensor:
+        return packed_rows(layer.weight, input_)
+
+
+def fits(weight: torch.Tensor) -> bool:
+    """Whether the packed layout is defined for this weight."""
+    plain = weight.ndim == 2 and weight.dtype == torch.bfloat16
+    return bool(plain and weight.shape[0] % ROWS == 0 and weight.shape[1] % COLUMNS == 0)
+
+
+def _candidates(model: nn.Module) -> list[nn.Module]:
+    """Layers whose weight is used by vLLM's unquantised CPU matrix product, each weight once per layer."""
+    found = []
+    for module in model.modules():
         method = getattr(module, "quant_method", None)
         linear = isinstance(module, LinearBase) and isinstance(method, UnquantizedLinearMethod)
         head = isinstance(module, VocabParallelEmbedding) and isinstance(method, UnquantizedEmbeddingMethod)
         if (linear or head) and isinstance(getattr(module, "weight", None), nn.Parameter):
-            yield name, module
+            found.append(module)
+    return found
 
 
-def closed_over(function: object) -> list[object]:
-    """What a layer's product closes over: a packed tensor, or a handler."""
-    if not isinstance(function, FunctionType):
-        return []
-    return [cell.cell_contents for cell in function.__closure__ or ()]
+def keep_plain(model: nn.Module) -> None:
+    """Before vLLM's post-processing: tells it not to hide linear weights in handlers (its own switch)."""
+    for module in _candidates(model):
+        if isinstance(module, LinearBase):
+            module._cpu_skip_gemm_dispatch = True
 
 
-class Adoption:
-    """Around vLLM's post-processing of one model: remembers the plain parameters, then finds what became of them."""
+def pack(model: nn.Module, packing: str) -> None:
+    """After vLLM's post-processing: packs every fitting weight in place and points its layer at the kernel.
 
-    def __init__(self) -> None:
-        self._plain: dict[str, tuple[nn.Parameter, tuple[int, ...]]] = {}
-        self._watch = Watch()
+    Weights must hold plain values; a weight that several layers share is packed once. Any handler that vLLM made
+    for the output layer is dropped.
+    """
+    done: set[int] = set()
+    for module in _candidates(model):
+        weight = module.weight
+        if packing == "handlers" and weight.ndim == 2:
+            module.cpu_linear = handlers.linear(weight)
+            continue
+        if packing != "vnni32" or not fits(weight):
+            module.cpu_linear = nn.functional.linear
+            continue
+        if id(weight) not in done:
+            done.add(id(weight))
+            weight.data.copy_(torch.ops._C.convert_weight_packed(weight.data))
+        bias = getattr(module, "bias", None)
+        if bias is not None and bias.dtype != torch.float32:
+            bias.data = bias.data.to(torch.float32)
+        module.cpu_linear = packed_linear
+        if isinstance(module, VocabParallelEmbedding):
+            module.quant_method = PackedEmbedding()
+    handlers.rebuild()
 
-    def before(self, model: nn.Module) -> None:
-        """The checkpoint is loaded; vLLM packs next."""
-        self._plain = {name: (m.weight, tuple(m.weight.shape)) for name, m in candidates(model)}
-        self._watch.__enter__()
 
-    def after(self, model: nn.Module) -> Packing:
-        """vLLM has packed."""
-        self._watch.__exit__(None, None, None)
-        made = {id(p.handler): p for p in self._watch.made}
-        found = Packing()
-        ways: set[str] = set()
-        for name, module in candidates(model):
-            plain, shape = self._plain[name]
-            if isinstance(module, VocabParallelEmbedding) and not isinstance(module, ParallelLMHead):
-                # Rows are looked up in the plain weight; nobody ever multiplies with it.
-                module.cpu_linear = nn.functional.linear
-                continue
-            layer, way = self._layer(name, module, plain, shape, made)
-            ways.add(way)
-            if layer is not None:
-                found.layers.append(layer)
-        found.how = "+".join(sorted(ways)) or "plain"
-        self._watch.made.clear()
-        handlers.rebuild()
-        return found
-
-    @staticmethod
-    def _layer(
-        name: str, module: nn.Module, plain: nn.Parameter, shape: tuple[int, ...], made: dict[int, Packed]
-    ) -> tuple[Layer | None, str]:
-        tensor = region = None
-        way = "plain"
-        for held in closed_over(module.cpu_linear):
-            if isinstance(held, torch.Tensor) and held.numel():
-                tensor, way = held, "tensor"
-            elif id(held) in made:
-                region = made[id(held)].region
-                way = "region" if region is not None else "rebuilt"
-        if way == "rebuilt":
-            # Its memory was not found: keep the plain weight, and make a handler anew after each refill.
-            module.weight = plain
-            module.cpu_linear = handlers.linear(plain)
-        if tensor is None and region is None:
-            return None, way
-        if plain is not module.weight:
-            plain.data = torch.empty(0, dtype=plain.dtype)
-        return Layer(name, module, plain, shape, plain.dtype, tensor, region), way
+def repack(model: nn.Module, packing: str) -> None:
+    """After the parameters of a packed `model` were filled with plain values from a checkpoint: packs them again."""
+    weights = {id(m.weight): m.weight for m in _candidates(model)}
+    for weight in weights.values():
+        if packing == "vnni32" and fits(weight):
+            weight.data.copy_(torch.ops._C.convert_weight_packed(weight.data))
+    handlers.rebuild()

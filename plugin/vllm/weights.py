@@ -7,28 +7,21 @@ that kernels are called with) are described apart.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from types import FunctionType
 
 import torch
 from torch import nn
 
 from relight.core.errors import LocalFault
 from relight.core.fingerprint import Fingerprint
-from relight.plugin.vllm.loader import PACKING, packing_of
-from relight.plugin.vllm.packed_memory import Region
-from relight.plugin.vllm.packing import closed_over
 from relight.transfer.manifest import ITEM_BYTES, TensorEntry, WeightManifest
-from relight.transfer.plan import HUGE, whole_pages
 from relight.transfer.segment import Segment, copy
 from relight.transfer.verify import digest
 
 ALIGNMENT = 256
 """Bytes; more than any kernel asks for."""
-_NOT_WEIGHTS = frozenset({"kv_cache", "_parameters", "_buffers", "_modules", PACKING})
-"""Attributes of a module that are no weights, or were walked already."""
+_NOT_WEIGHTS = frozenset({"kv_cache"})
 _OWN = ("vllm.", "relight.")
 
 
@@ -41,11 +34,6 @@ def _inside(value: object, name: str, depth: int) -> Iterator[tuple[str, torch.T
     elif isinstance(value, list | tuple) and depth:
         for n, inner in enumerate(value):
             yield from _inside(inner, f"{name}.{n}", depth - 1)
-    elif isinstance(value, FunctionType) and depth:
-        # A packed weight is what a layer's product closes over; a handler there only points at its weight.
-        for held in closed_over(value):
-            if isinstance(held, torch.Tensor):
-                yield f"{name}.packed", held
     elif depth and not isinstance(value, nn.Module) and type(value).__module__.startswith(_OWN):
         # Kernels, quantisation methods and attention backends keep tensors in plain objects.
         for key, inner in getattr(value, "__dict__", {}).items():
@@ -61,7 +49,11 @@ def tensors_of(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
                 if tensor is not None:
                     yield dot + name, tensor
         for name, value in module.__dict__.items():
-            if name not in _NOT_WEIGHTS:
+            if (
+                name not in _NOT_WEIGHTS
+                and not name.startswith("_forward")
+                and name not in ("_parameters", "_buffers", "_modules")
+            ):
                 yield from _inside(value, dot + name, 2)
 
 
@@ -117,60 +109,30 @@ def _dtype(tensor: torch.Tensor) -> str:
     return name
 
 
-def lay_out(regions: Mapping[str, Region]) -> tuple[dict[str, int], int]:
-    """Name -> offset in the segment for hidden memory, and where the next offset may begin.
-
-    Regions that lie side by side keep their distances, and an offset equals its address modulo 2 MiB: only so can
-    the kernel map huge pages under them.
-    """
-    places: dict[str, int] = {}
-    area = begin = end = 0
-    for name, region in sorted(regions.items(), key=lambda item: item[1].address):
-        if not places or region.address - end > HUGE:
-            area += -(-(end - begin) // HUGE) * HUGE
-            begin = region.address // HUGE * HUGE
-        places[name] = area + region.address - begin
-        end = region.address + region.bytes
-    return places, area + -(-(end - begin) // HUGE) * HUGE
-
-
 class Weights:
     """The model's tensors in their segment, and the table that says which lies where."""
 
     def __init__(self, model: nn.Module, name: str) -> None:
-        """Moves all tensors and regions of `model` into a new segment. Raises LocalFault (no memory, odd dtype)."""
+        """Moves all tensors of `model` into a new segment. Raises LocalFault (no memory, odd dtype)."""
         self._places = _scalar_places(model)
-        packing = packing_of(model)
-        groups, regions = _groups(model), packing.regions()
-        places, end = lay_out(regions)
-        offsets = []
+        groups = _groups(model)
+        offsets, end = [], 0
         for group in groups:
             offsets.append(end)
             end += -(-group.bytes // ALIGNMENT) * ALIGNMENT
         self.segment = Segment(name, end)
-        ranges = [(at, at + regions[n].bytes) for n, at in places.items()]
-        ranges += [(at, at + group.bytes) for at, group in zip(offsets, groups, strict=True)]
-        for low, high in whole_pages(ranges):
-            self.segment.populate(low, high)
+        self.segment.populate(0, self.segment.bytes)
         whole = torch.frombuffer(self.segment.view, dtype=torch.uint8)
         self.table: dict[str, TensorEntry] = {}
         self._unsaved: dict[str, bytes] = {}
-        for region_name, offset in places.items():
-            self._adopt(region_name, regions[region_name], offset)
-        loaded = {id(p) for p in model.parameters()} | packing.tensors()
+        parameters = {id(p) for p in model.parameters()}
         for group, offset in zip(groups, offsets, strict=True):
             self._move(group, offset, whole)
             entry = self._entry(group, offset)
             self.table[entry.name] = entry
-            if not all(id(t) in loaded for _, t in group.members):
+            if not all(id(t) in parameters for _, t in group.members):
                 # No checkpoint holds buffers and computed attributes: the disk rung needs a copy of its own.
                 self._unsaved[entry.name] = bytes(self._bytes(entry))
-
-    def _adopt(self, name: str, region: Region, offset: int) -> None:
-        """Copies hidden memory into the segment and lays the segment's pages under it: its user never notices."""
-        ctypes.memmove(self.segment.address + offset, region.address, region.bytes)
-        self.segment.lay_under(region.address, offset, region.bytes)
-        self.table[name] = TensorEntry(name, "uint8", (region.bytes,), (1,), offset, region.bytes, "0" * 32)
 
     def _move(self, group: _Group, offset: int, whole: torch.Tensor) -> None:
         # A tied parameter stands under several names; once moved, its address says nothing about its place.

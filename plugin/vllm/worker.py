@@ -29,8 +29,8 @@ from relight.core.records import RungKind
 from relight.plugin import settings as environment
 from relight.plugin.control import ControlServer, Progress
 from relight.plugin.residency import ModelMemory, Residency
-from relight.plugin.vllm import handlers
-from relight.plugin.vllm.loader import packing_of, reload_in_place
+from relight.plugin.vllm import handlers, packing
+from relight.plugin.vllm.loader import reload_in_place
 from relight.plugin.vllm.weights import Weights
 from relight.transfer.manifest import Canary, WeightManifest
 
@@ -212,7 +212,7 @@ class RelightCPUWorker(CPUWorker):  # type: ignore[misc]
             "model_config": hashlib.sha256(text.encode()).hexdigest()[:16],
             "dtype": str(config.dtype).removeprefix("torch."),
             "quantization": str(config.quantization or "none"),
-            "packing": packing_of(self.get_model()).how,
+            "packing": packing.probe(),
             "tensor_parallel": str(parallel.tensor_parallel_size),
             "pipeline_parallel": str(parallel.pipeline_parallel_size),
             "rank": str(self.rank),
