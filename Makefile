@@ -37,7 +37,7 @@ lint: setup-control ## Style, names, banned calls, unused dependencies
 	@$(BIN)/ruff format --check .
 	@$(BIN)/deptry . > /dev/null
 type: setup-control ## Strict types
-	@$(BIN)/mypy -p relight.core -p relight.transfer -p relight.protos.convert -p relight.agent -p relight.controller -p relight.gateway -p relight.plugin
+	@$(BIN)/mypy -p relight.core -p relight.transfer -p relight.protos.convert -p relight.protos.client -p relight.protos.settings -p relight.agent -p relight.controller -p relight.gateway -p relight.plugin
 imports: setup-control ## Import directions of docs/architecture.md
 	@PYTHONPATH=src $(BIN)/lint-imports
 protos: setup-control ## Regenerate the code of protos/relight/v1

@@ -15,7 +15,7 @@ from relight.agent.config import AgentConfig
 from relight.agent.devices.base import DeviceBackend
 from relight.agent.devices.cpu import CpuDevices
 from relight.agent.engines import registry
-from relight.agent.fleet import FleetLink
+from relight.agent.fleet import fleet_stream
 from relight.agent.journal import Journal
 from relight.agent.ledger import Ledger
 from relight.agent.link import SupervisorLink
@@ -63,14 +63,7 @@ class Agent:
             clock,
             self._on_exit,
         )
-        self._fleet = FleetLink(
-            config.controller_address,
-            config.token,
-            config.tls.files() if config.tls else None,
-            clock,
-            self._report,
-            self._accept,
-        )
+        self._fleet = fleet_stream(config.controller(), clock, self._report, self._accept)
         self._devices: tuple[DeviceReport, ...] = ()
         self._remeasure = asyncio.Event()
         self._transitions: Transitions | None = None

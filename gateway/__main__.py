@@ -21,7 +21,7 @@ from relight.core.records import RouteTable
 from relight.gateway.app import App
 from relight.gateway.config import GatewayConfig, load
 from relight.gateway.desk import Desk
-from relight.gateway.routing import RoutingLink
+from relight.gateway.routing import routing_stream
 from relight.gateway.upstream import Upstream
 
 
@@ -41,11 +41,10 @@ async def _run(config: GatewayConfig) -> None:
         upstream.forget({r.url for m in table.models for r in m.replicas})
 
     def changed(urgent: bool) -> None:
-        link.changed(urgent)
+        stream.changed(urgent)
 
     desk = Desk(config.name, config.hold.limits(), clock, changed)
-    tls = config.tls.files() if config.tls else None
-    link = RoutingLink(config.controller_address, config.token, tls, clock, desk.report, update)
+    stream = routing_stream(config.controller(), clock, desk.report, update)
     app = App(desk, upstream, config.known_tokens(), clock, config.max_body_bytes, config.max_tries)
     listener = socket.create_server((config.host, config.port), backlog=2048)
     port = listener.getsockname()[1]
@@ -72,7 +71,7 @@ async def _run(config: GatewayConfig) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, end)
-    routing = asyncio.create_task(link.run(), name="routing")
+    routing = asyncio.create_task(stream.run(), name="routing")
     scheme = "https" if config.https else "http"
     print(f"gateway listens on {scheme}://{config.host}:{port}", flush=True)
     try:

@@ -3,41 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
-from relight.core.auth import Identity, Role, TokenEntry, Tokens
-from relight.core.errors import FieldError, InvalidInput
-from relight.core.tls import TlsFiles
 from relight.gateway.desk import Limits
+from relight.protos import settings
+from relight.protos.settings import Attached, Strict, Tls
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
-
-class Tls(_Strict):
-    """PEM files of one end."""
-
-    certificate: Path
-    private_key: Path
-    authority: Path
-
-    def files(self) -> TlsFiles:
-        """As the shared record."""
-        return TlsFiles(self.certificate, self.private_key, self.authority)
-
-
-class Token(_Strict):
-    """A token that may pin requests, by its SHA-256."""
-
-    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-    name: str
-    roles: tuple[Role, ...]
-
-
-class Hold(_Strict):
+class Hold(Strict):
     """What happens to requests while no replica is ready."""
 
     limit: Annotated[int, Field(ge=0, le=1_000_000)] = 1024
@@ -52,22 +27,11 @@ class Hold(_Strict):
         return Limits(self.limit, self.seconds, self.release_per_second)
 
 
-class GatewayConfig(_Strict):
-    """All settings of one gateway."""
+class GatewayConfig(Attached):
+    """All settings of one gateway. `host` and `port` are those of the front door; `tokens` of operators may pin."""
 
     name: Annotated[str, Field(min_length=1, max_length=63)] = "gateway"
     """Unique among the gateways of one controller."""
-    host: str = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """0 takes any free port."""
-    controller_address: Annotated[str, Field(pattern=r"^\S+:\d{1,5}$")]
-    """host:port of the controller's gRPC."""
-    token: Annotated[str, Field(min_length=1, repr=False)]
-    """Sent to the controller as bearer token."""
-    tokens: tuple[Token, ...] = ()
-    """Who may pin requests (operator)."""
-    tls: Tls | None = None
-    """For the stream to the controller."""
     https: Tls | None = None
     """For clients; `authority` is not asked of them."""
     hold: Hold = Hold()
@@ -76,28 +40,8 @@ class GatewayConfig(_Strict):
     """Replicas that one request is sent to before its failure is the answer."""
     grace_seconds: Annotated[float, Field(ge=0, le=3600)] = 30.0
     """After SIGTERM, for requests that are in flight."""
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
-
-    def known_tokens(self) -> Tokens:
-        """Who may pin."""
-        return Tokens(TokenEntry(t.sha256, Identity(t.name, frozenset(t.roles))) for t in self.tokens)
 
 
 def load(path: Path) -> GatewayConfig:
     """Raises InvalidInput with every wrong field, or when the file cannot be read."""
-    try:
-        return GatewayConfig.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise InvalidInput(f"{path} cannot be read: {error.strerror}") from error
-    except ValidationError as error:
-        raise InvalidInput(
-            f"{path} is not a valid gateway configuration",
-            [
-                FieldError(
-                    ".".join(map(str, e["loc"])) or "(file)",
-                    e["msg"],
-                    "***" if e["loc"][:1] == ("token",) else repr(e["input"])[:80],
-                )
-                for e in error.errors(include_url=False)
-            ],
-        ) from None
+    return settings.load(path, GatewayConfig, "gateway")

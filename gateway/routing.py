@@ -1,103 +1,42 @@
-"""The gateway's stream to the controller: whole reports up, the route table down."""
+"""What goes over the gateway's stream to the controller: whole reports up, the route table down."""
 
 from __future__ import annotations
 
-import asyncio
-import random
 from collections.abc import Callable
 
-import grpc
-import grpc.aio
+from google.protobuf.message import Message
 
 from relight.core.clock import Clock
 from relight.core.errors import InvalidInput
 from relight.core.logs import get_logger
 from relight.core.records import GatewayReport, RouteTable
-from relight.core.tls import TlsFiles
+from relight.protos.client import ControllerAccess, ControllerStream
 from relight.protos.convert import from_proto, to_proto
 from relight.protos.relight.v1 import routing_pb2, routing_pb2_grpc
 
 _log = get_logger("gateway.routing")
-FIRST_BACKOFF, LAST_BACKOFF = 0.05, 2.0
-"""Seconds between tries to reach the controller; jittered so that gateways do not return in step."""
-LAZY_SECONDS = 0.1
-"""How long changes that nobody waits for are gathered before they are told."""
-_OPTIONS = [
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.max_receive_message_length", 16 << 20),
-]
 
 
-class RoutingLink:
-    """Stays attached for ever; while it is not, the last table stays in force."""
+def routing_stream(
+    controller: ControllerAccess,
+    clock: Clock,
+    report: Callable[[], GatewayReport],
+    update: Callable[[RouteTable], None],
+) -> ControllerStream:
+    """`report` builds the whole report; `update` takes a table, which stays in force while detached."""
 
-    def __init__(
-        self,
-        address: str,
-        token: str,
-        tls: TlsFiles | None,
-        clock: Clock,
-        report: Callable[[], GatewayReport],
-        update: Callable[[RouteTable], None],
-    ) -> None:
-        self._address, self._token, self._tls, self._clock = address, token, tls, clock
-        self._report, self._update = report, update
-        self._dirty = asyncio.Event()
-        self._lazy: asyncio.TimerHandle | None = None
+    def receive(message: Message) -> None:
+        try:
+            update(from_proto(message, RouteTable))
+        except InvalidInput as error:
+            _log.error("table.invalid", reason=str(error))
 
-    def changed(self, urgent: bool) -> None:
-        """The report would differ: it is told at once when `urgent`, else within LAZY_SECONDS."""
-        if urgent:
-            self._dirty.set()
-        elif self._lazy is None and not self._dirty.is_set():
-            self._lazy = asyncio.get_running_loop().call_later(LAZY_SECONDS, self._dirty.set)
-
-    async def run(self) -> None:
-        """Attaches again and again; returns only by cancellation."""
-        backoff = FIRST_BACKOFF
-        while True:
-            begun = self._clock.monotonic()
-            try:
-                await self._attach()
-            except grpc.aio.AioRpcError as error:
-                _log.warning("routing.detached", code=error.code().name, reason=error.details())
-            if self._clock.monotonic() - begun > LAST_BACKOFF:
-                backoff = FIRST_BACKOFF
-            await asyncio.sleep(backoff * random.uniform(0.5, 1.0))  # noqa: S311 - spreads load, no secret
-            backoff = min(backoff * 2, LAST_BACKOFF)
-
-    def _channel(self) -> grpc.aio.Channel:
-        if self._tls is None:
-            return grpc.aio.insecure_channel(self._address, options=_OPTIONS)
-        certificate, key, authority = self._tls.read()
-        credentials = grpc.ssl_channel_credentials(authority, key, certificate)
-        return grpc.aio.secure_channel(self._address, credentials, options=_OPTIONS)
-
-    async def _attach(self) -> None:
-        async with self._channel() as channel:
-            stub = routing_pb2_grpc.RoutingStub(channel)  # type: ignore[no-untyped-call]
-            call = stub.Attach(metadata=(("authorization", f"Bearer {self._token}"),))
-            writer = asyncio.create_task(self._write(call), name="routing-writer")
-            try:
-                async for message in call:
-                    try:
-                        self._update(from_proto(message, RouteTable))
-                    except InvalidInput as error:
-                        _log.error("table.invalid", reason=str(error))
-                _log.warning("routing.detached", code="OK", reason="the controller ended the stream")
-            finally:
-                writer.cancel()
-                await asyncio.gather(writer, return_exceptions=True)
-                call.cancel()
-
-    async def _write(self, call: grpc.aio.StreamStreamCall) -> None:  # type: ignore[type-arg]
-        self._dirty.set()
-        while True:
-            await self._dirty.wait()
-            self._dirty.clear()
-            if self._lazy is not None:
-                self._lazy.cancel()
-                self._lazy = None
-            await call.write(to_proto(self._report(), routing_pb2.GatewayReport))
+    return ControllerStream(
+        "routing",
+        _log,
+        controller,
+        clock,
+        routing_pb2_grpc.RoutingStub,
+        lambda: to_proto(report(), routing_pb2.GatewayReport),
+        receive,
+    )

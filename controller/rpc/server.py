@@ -13,6 +13,7 @@ from relight.controller.state.catalog import Catalog
 from relight.core.auth import Tokens
 from relight.core.errors import NotFound, Unavailable
 from relight.core.tls import TlsFiles
+from relight.protos.client import open_channel
 from relight.protos.relight.v1 import fleet_pb2, fleet_pb2_grpc, routing_pb2_grpc
 
 MAX_MESSAGE_BYTES = 16 << 20
@@ -67,13 +68,7 @@ class AgentCalls:
 
         Raises NotFound when the agent does not know the instance, Unavailable when it cannot be reached.
         """
-        if self._tls is None:
-            channel = grpc.aio.insecure_channel(address)
-        else:
-            certificate, private_key, authority = self._tls.read()
-            credentials = grpc.ssl_channel_credentials(authority, private_key, certificate)
-            channel = grpc.aio.secure_channel(address, credentials)
-        async with channel:
+        async with open_channel(address, self._tls) as channel:
             stub = fleet_pb2_grpc.AgentStub(channel)  # type: ignore[no-untyped-call]
             call = stub.Logs(
                 fleet_pb2.LogRequest(instance=instance, tail_bytes=tail_bytes, follow=follow),

@@ -1,0 +1,104 @@
+"""What configuration files of several processes say in the same words: TLS, tokens, where the controller is.
+
+Files are JSON and strict: every wrong key is named before anything starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from relight.core.auth import Identity, Role, TokenEntry, Tokens
+from relight.core.errors import FieldError, InvalidInput
+from relight.core.tls import TlsFiles
+from relight.protos.client import ControllerAccess
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+
+
+class Closed(BaseModel):
+    """Unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Strict(Closed):
+    """Unknown keys are refused, and values of another type too, however well they would convert."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class Tls(Closed):
+    """PEM files of this end, and the authority whose certificates it trusts."""
+
+    certificate: Path
+    private_key: Path
+    authority: Path
+
+    def files(self) -> TlsFiles:
+        """As the shared record."""
+        return TlsFiles(self.certificate, self.private_key, self.authority)
+
+
+class Token(Closed):
+    """One accepted token, by its SHA-256: the token itself is never stored."""
+
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    name: str
+    roles: tuple[Role, ...]
+
+
+def known(tokens: Iterable[Token]) -> Tokens:
+    """As the shared record."""
+    return Tokens(TokenEntry(t.sha256, Identity(t.name, frozenset(t.roles))) for t in tokens)
+
+
+class Attached(Strict):
+    """Settings of a process that stays attached to the controller and serves on an address of its own."""
+
+    controller_address: Annotated[str, Field(pattern=r"^\S+:\d{1,5}$")]
+    """host:port of the controller's gRPC."""
+    token: Annotated[str, Field(min_length=1, repr=False)]
+    """Sent to the controller as bearer token."""
+    tls: Tls | None = None
+    """For gRPC: both ends of every connection show a certificate of `authority`."""
+    host: str = "127.0.0.1"
+    port: Port = 0
+    """0 takes any free port."""
+    tokens: tuple[Token, ...] = ()
+    """Who may call this process."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    def controller(self) -> ControllerAccess:
+        """As the stream to the controller takes it."""
+        return ControllerAccess(self.controller_address, self.token, self.tls.files() if self.tls else None)
+
+    def known_tokens(self) -> Tokens:
+        """Who may call this process."""
+        return known(self.tokens)
+
+
+S = TypeVar("S", bound=Attached)
+
+
+def load(path: Path, settings: type[S], component: str) -> S:
+    """The settings of `component` in `path`. Raises InvalidInput with every wrong field, or when it cannot be read."""
+    try:
+        return settings.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        raise InvalidInput(
+            f"{path} is not a valid {component} configuration",
+            [
+                FieldError(
+                    ".".join(map(str, e["loc"])) or "(file)",
+                    e["msg"],
+                    "***" if e["loc"][:1] == ("token",) else repr(e["input"])[:80],
+                )
+                for e in error.errors(include_url=False)
+            ],
+        ) from None
