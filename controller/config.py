@@ -7,38 +7,22 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from relight.controller.specs import ModelBody
-from relight.core.auth import Identity, Role, TokenEntry, Tokens
+from relight.core.auth import Tokens
 from relight.core.errors import FieldError, InvalidInput
 from relight.core.ids import is_name
 from relight.core.records import ModelSpec
-from relight.core.tls import TlsFiles
+from relight.protos.settings import Closed, Port, Tls, Token, known
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class TlsConfig(_Strict):
-    """PEM files of this end."""
-
-    certificate: Path
-    private_key: Path
-    authority: Path
-
-    def files(self) -> TlsFiles:
-        """As the shared record."""
-        return TlsFiles(self.certificate, self.private_key, self.authority)
-
-
-class Listen(_Strict):
+class Listen(Closed):
     """Where to listen; port 0 picks a free one. Without TLS only a loopback address is allowed."""
 
     host: str = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65535)]
-    tls: TlsConfig | None = None
+    port: Port
+    tls: Tls | None = None
 
     @model_validator(mode="after")
     def _plaintext_is_loopback(self) -> Listen:
@@ -54,12 +38,10 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-class TokenConfig(_Strict):
-    """One accepted token, by its SHA-256: the token itself is never stored here."""
+class NamedToken(Token):
+    """A token whose name stands in the operations that its holder asks for."""
 
-    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     name: Annotated[str, Field(min_length=1, max_length=64)]
-    roles: tuple[Role, ...]
 
 
 class ModelConfig(ModelBody):
@@ -80,13 +62,13 @@ class ModelConfig(ModelBody):
         return self.spec(self.namespace, self.name)
 
 
-class ControllerConfig(_Strict):
+class ControllerConfig(Closed):
     """The whole file."""
 
     state_path: Path
     http: Listen
     grpc: Listen
-    tokens: tuple[TokenConfig, ...]
+    tokens: tuple[NamedToken, ...]
     models: tuple[ModelConfig, ...] = ()
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     slot_grace_seconds: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)] = 10.0
@@ -101,7 +83,7 @@ class ControllerConfig(_Strict):
 
     def known_tokens(self) -> Tokens:
         """The tokens that are accepted here."""
-        return Tokens(TokenEntry(t.sha256, Identity(t.name, frozenset(t.roles))) for t in self.tokens)
+        return known(self.tokens)
 
 
 def load(path: Path) -> ControllerConfig:
