@@ -11,8 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import grpc
+import httpx
+
 from relight.agent.engines.stub_http import serve_connection
-from relight.agent.engines.stub_server import StubEngine
+from relight.agent.engines.stub_server import StubEngine, token
 from relight.agent.engines.stub_settings import StubSettings
 from relight.core.auth import hash_token
 from relight.core.clock import SystemClock
@@ -22,6 +25,9 @@ from relight.protos.relight.v1 import routing_pb2, routing_pb2_grpc
 
 DEADLINE = 12.0
 OPERATOR, VIEWER = "rlt_operator", "rlt_viewer"
+ASK = {"model": "tiny", "prompt": "hello", "max_tokens": 4}
+TEXT = " ".join(token("hello", "r1", i) for i in range(4))
+"""What a stub engine answers to ASK."""
 
 
 class Routing(routing_pb2_grpc.RoutingServicer):
@@ -32,17 +38,20 @@ class Routing(routing_pb2_grpc.RoutingServicer):
         self.port = 0
         self._table: RouteTable | None = None
         self._changed = asyncio.Condition()
-        self._outgoing: set[asyncio.Queue[RouteTable]] = set()
+        self._outgoing: set[asyncio.Queue[RouteTable | None]] = set()
 
     async def Attach(self, requests: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
-        queue: asyncio.Queue[RouteTable] = asyncio.Queue()
+        queue: asyncio.Queue[RouteTable | None] = asyncio.Queue()
         if self._table is not None:
             queue.put_nowait(self._table)
         self._outgoing.add(queue)
         reader = asyncio.create_task(self._read(requests))
         try:
             while True:
-                yield to_proto(await queue.get(), routing_pb2.RouteTable)
+                table = await queue.get()
+                if table is None:
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, "cut by the test")
+                yield to_proto(table, routing_pb2.RouteTable)
         finally:
             self._outgoing.discard(queue)
             reader.cancel()
@@ -61,6 +70,11 @@ class Routing(routing_pb2_grpc.RoutingServicer):
             queue.put_nowait(self._table)
         await self.until(lambda r: r.route_revision >= revision)
         return self._table
+
+    def cut(self) -> None:
+        """Ends every stream with an error."""
+        for queue in self._outgoing:
+            queue.put_nowait(None)
 
     async def until(self, holds: Callable[[GatewayReport], Any], since: int = 0) -> GatewayReport:
         """The first report after the first `since` ones of which `holds` is true."""
@@ -116,6 +130,19 @@ def model(*replicas: RouteReplica, coming: int = 0, can_come: bool = True, **cha
         "can_come": can_come, "next_ready_seconds": None, "reason": "told by the test", **changes,
     }  # fmt: skip
     return RouteModel(**values)
+
+
+async def ask(client: httpx.AsyncClient, headers: dict[str, str] | None = None, **changes: Any) -> httpx.Response:
+    """ASK, with changes."""
+    return await client.post("/v1/completions", json={**ASK, **changes}, headers=headers or {})
+
+
+def held(report: GatewayReport) -> int:
+    return sum(m.held for m in report.models)
+
+
+def in_flight(report: GatewayReport) -> int:
+    return sum(i.in_flight for i in report.instances)
 
 
 @dataclass
