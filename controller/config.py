@@ -14,7 +14,7 @@ from relight.core.auth import Tokens
 from relight.core.errors import FieldError, InvalidInput
 from relight.core.ids import is_name
 from relight.core.records import ModelSpec
-from relight.protos.settings import Closed, Port, Tls, Token, known
+from relight.protos.settings import Closed, Port, Tls, Token, known, wrong_fields
 
 
 class Listen(Closed):
@@ -98,10 +98,4 @@ def load(path: Path) -> ControllerConfig:
     try:
         return ControllerConfig.model_validate(data)
     except ValidationError as error:
-        raise InvalidInput(
-            f"{path} is not a valid configuration",
-            [
-                FieldError(".".join(map(str, e["loc"])) or "(the whole file)", e["msg"], repr(e["input"])[:80])
-                for e in error.errors(include_url=False)
-            ],
-        ) from None
+        raise InvalidInput(f"{path} is not a valid configuration", wrong_fields(error)) from None

@@ -91,14 +91,22 @@ def load(path: Path, settings: type[S], component: str) -> S:
     except OSError as error:
         raise InvalidInput(f"{path} cannot be read: {error.strerror}") from error
     except ValidationError as error:
-        raise InvalidInput(
-            f"{path} is not a valid {component} configuration",
-            [
-                FieldError(
-                    ".".join(map(str, e["loc"])) or "(file)",
-                    e["msg"],
-                    "***" if e["loc"][:1] == ("token",) else repr(e["input"])[:80],
-                )
-                for e in error.errors(include_url=False)
-            ],
-        ) from None
+        raise InvalidInput(f"{path} is not a valid {component} configuration", wrong_fields(error)) from None
+
+
+def wrong_fields(error: ValidationError) -> list[FieldError]:
+    """Every wrong field with what was expected and what came; never a secret, nor an object that may hold one."""
+    return [
+        FieldError(".".join(map(str, e["loc"])) or "(file)", e["msg"], _shown(e["loc"], e["type"], e["input"]))
+        for e in error.errors(include_url=False)
+    ]
+
+
+def _shown(loc: tuple[int | str, ...], kind: str, value: object) -> str:
+    if kind == "missing":
+        return "nothing"
+    if kind == "json_invalid":
+        return "a text that is no JSON"
+    if loc and str(loc[-1]).endswith("token"):
+        return "***"
+    return type(value).__name__ if isinstance(value, dict | list) else repr(value)[:80]

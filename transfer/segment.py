@@ -77,15 +77,6 @@ class Segment:
         self.address = _map(self.bytes, _PROT_READ | _PROT_WRITE, self.fd)
         self.view = _buffer(self.address, self.bytes)
 
-    def lay_under(self, address: int, offset: int, length: int) -> None:
-        """Puts the segment's pages at `offset` under [address, address + length) of this process, for good.
-
-        What was mapped there is gone: its bytes must have been copied into the segment before. All whole pages.
-        """
-        mapped = _libc.mmap(address, length, _PROT_READ | _PROT_WRITE, _MAP_SHARED | _MAP_FIXED, self.fd, offset)
-        if mapped != address:
-            raise _failed("laying shared pages under memory in use")
-
     def populate(self, start: int, stop: int) -> None:
         """Allocates and maps the pages of [start, stop), in whole 2 MiB steps. Raises LocalFault (no memory)."""
         low, high = start // HUGE * HUGE, min(-(-stop // HUGE) * HUGE, self.bytes)

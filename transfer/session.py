@@ -1,8 +1,9 @@
 """One refill: from the first hello to the last verified tensor, over any transport.
 
-Pages come back first, dealt out evenly; then bytes arrive and digests are computed in one pass per stream, piece by
-piece, so that each piece is hashed while it is still in the cache. The first failure stops all streams. Who is at
-fault, and whether the model is now dirty, is part of the error (core/errors.py).
+Pages come back first, dealt out evenly, while source and receiver agree on what is read; then bytes arrive and digests
+are computed in one pass per stream, piece by piece, so that each piece is hashed while it is still in the cache. The
+first failure stops all streams. Who is at fault, and whether the model is now dirty, is part of the error
+(core/errors.py).
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from relight.transfer.verify import Running
 
 PIECE_BYTES = 1 << 20
 """Copied, then hashed, before the next: small enough to be in the second-level cache still."""
+PAGES_BYTES = 16 << 20
+"""Pages are brought back in steps of this, so that a refill that failed elsewhere stops soon."""
 ASKED_AHEAD = 2
 """Reads asked for before their turn, so that the source never waits for the next question."""
 
@@ -58,15 +61,32 @@ class _Work:
 class _Shared:
     """What the streams of one refill share; `lock` guards it."""
 
-    total: int
     paged: threading.Barrier
     """Passed when every stream has brought its share of the pages back."""
+    work: dict[str, _Work] = field(default_factory=lambda: {n: _Work() for n in ("pages", "pull", "verify")})
+    agreed: threading.Event = field(default_factory=threading.Event)
+    """Set once `tasks` says what each stream reads, or `failure` why nothing is read."""
+    tasks: list[tuple[Stripe, Reader]] = field(default_factory=list)
+    total: int = 0
     arrived: int = 0
     written: bool = False
     failure: Exception | None = None
     stop: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
-    work: dict[str, _Work] = field(default_factory=lambda: {n: _Work() for n in ("pages", "pull", "verify")})
+
+    def agree(self, tasks: list[tuple[Stripe, Reader]]) -> None:
+        """Lets the streams read."""
+        self.tasks = tasks
+        self.total = sum(stripe.bytes for stripe, _ in tasks)
+        self.agreed.set()
+
+    def fail(self, error: Exception) -> None:
+        """Stops all streams, wherever they are; of several failures the first one counts."""
+        with self.lock:
+            self.failure = self.failure or error
+        self.stop.set()
+        self.paged.abort()
+        self.agreed.set()
 
 
 def check_source(
@@ -111,44 +131,64 @@ def refill(
     Raises RemoteFault or LocalFault while the model is untouched, ModelDirty once a byte was written.
     """
     begun = clock.now()
-    first = connect()
-    readers = [first]
+    shared = _Shared(threading.Barrier(streams))
+    pages = shares(whole_pages((t.offset, t.offset + t.bytes) for t in tensors.values()), streams)
+    threads = [
+        threading.Thread(
+            target=_Stream(segment, number, own, tensors, shared, clock, on_progress).run, name=f"relight-pull-{number}"
+        )
+        for number, own in enumerate(pages)
+    ]
+    # Pages cost as much as bytes: they come back while the source is still being asked what it has.
+    for thread in threads:
+        thread.start()
+    readers: list[Reader] = []
+    manifest: WeightManifest | None = None
     try:
-        manifest = first.describe()
-        check_source(manifest, layout, tensors, revision, first.source)
-        work = stripes(manifest, streams)
-        while len(readers) < len(work):
-            readers.append(connect())
-        shared = _Shared(total=manifest.weight_bytes, paged=threading.Barrier(len(work)))
-        pages = shares(whole_pages((t.offset, t.offset + t.bytes) for t in tensors.values()), len(work))
-        threads = [
-            threading.Thread(
-                target=_Stream(segment, stripe, reader, own, tensors, shared, clock, on_progress).run,
-                name=f"relight-pull-{n}",
-            )
-            for n, (stripe, reader, own) in enumerate(zip(work, readers, pages, strict=True))
-        ]
-        for thread in threads:
-            thread.start()
+        manifest, work = _agree(connect, readers, layout, tensors, revision, streams)
+        shared.agree(list(zip(work, readers, strict=True)))
+    except (RelightError, OSError, MemoryError) as error:
+        shared.fail(error)
+    finally:
+        if not shared.agreed.is_set():
+            shared.fail(LocalFault("the refill was given up"))
         for thread in threads:
             thread.join()
         if shared.failure is None:
-            for reader in readers:
-                reader.finish()
-    except TransferError as error:
-        # Nothing but `finish` raises here after bytes were written: the stream's own errors are in `failure`.
-        if "shared" in locals() and shared.written:
-            raise ModelDirty(str(error), cause=error) from error
-        raise
-    finally:
+            _finish(readers, shared)
         for reader in readers:
             reader.close()
-    if shared.failure is not None:
+    if shared.failure is not None or manifest is None:
+        if not shared.written:
+            segment.drop()
         raise _judged(shared.failure, shared.written)
-    return Received(manifest, shared.arrived, _phases(shared, segment, begun), segment.huge, len(work))
+    return Received(manifest, shared.arrived, _phases(shared, segment, begun), segment.huge, len(readers))
 
 
-def _judged(error: Exception, written: bool) -> TransferError:
+def _agree(
+    connect: Connect, readers: list[Reader], layout: Mapping[str, str], tensors: Mapping[str, TensorEntry],
+    revision: str, streams: int,
+) -> tuple[WeightManifest, tuple[Stripe, ...]]:  # fmt: skip
+    """Compares manifests and opens a reader for each stripe; what was opened is in `readers` even when this raises."""
+    readers.append(connect())
+    manifest = readers[0].describe()
+    check_source(manifest, layout, tensors, revision, readers[0].source)
+    work = stripes(manifest, streams)
+    while len(readers) < len(work):
+        readers.append(connect())
+    return manifest, work
+
+
+def _finish(readers: list[Reader], shared: _Shared) -> None:
+    """Asks the source once more whether all that was read was good to read."""
+    try:
+        for reader in readers:
+            reader.finish()
+    except TransferError as error:
+        shared.fail(error)
+
+
+def _judged(error: Exception | None, written: bool) -> TransferError:
     fault = error if isinstance(error, TransferError) else LocalFault(f"{type(error).__name__}: {error}")
     return ModelDirty(str(fault), cause=fault) if written else fault
 
@@ -170,8 +210,7 @@ class _Stream:
     """One thread's share of a refill: its pages first, then its stripe, each tensor put where the receiver has it."""
 
     segment: Segment
-    stripe: Stripe
-    reader: Reader
+    number: int
     pages: list[tuple[int, int]]
     tensors: Mapping[str, TensorEntry]
     shared: _Shared
@@ -186,15 +225,16 @@ class _Stream:
         try:
             self._bring_pages()
             marks["pages"] = self.clock.now()
-            self._fill()
-            marks["pull"] = marks["verify"] = self.clock.now()
+            shared.agreed.wait()
+            # A page may hold the edges of two streams' tensors: nobody writes before all pages are there.
+            shared.paged.wait()
+            if self.number < len(shared.tasks):
+                self._fill(*shared.tasks[self.number])
+                marks["pull"] = marks["verify"] = self.clock.now()
         except threading.BrokenBarrierError:
             pass  # another stream failed first, and said why
         except (RelightError, OSError, MemoryError) as error:
-            with shared.lock:
-                shared.failure = shared.failure or error
-            shared.stop.set()
-            shared.paged.abort()
+            shared.fail(error)
         with shared.lock:
             for name, work in shared.work.items():
                 if marks[name] > begun:
@@ -202,48 +242,49 @@ class _Stream:
 
     def _bring_pages(self) -> None:
         begun = self.clock.monotonic()
-        for start, stop in self.pages:
-            self.segment.populate(start, stop)
+        for low, high in self.pages:
+            for start, stop in spans(low, high, PAGES_BYTES):
+                if self.shared.stop.is_set():
+                    return
+                self.segment.populate(start, stop)
         self.spent["pages"] = self.clock.monotonic() - begun
-        # A page may hold the edges of two streams' tensors: nobody writes before all pages are there.
-        self.shared.paged.wait()
 
-    def _fill(self) -> None:
-        ranges = list(spans(self.stripe.start, self.stripe.stop, READ_BYTES))
+    def _fill(self, stripe: Stripe, reader: Reader) -> None:
+        ranges = list(spans(stripe.start, stripe.stop, READ_BYTES))
         for start, stop in ranges[:ASKED_AHEAD]:
-            self.reader.ask(start, stop - start)
-        tensors = iter(self.stripe.tensors)
+            reader.ask(start, stop - start)
+        tensors = iter(stripe.tensors)
         tensor, running = next(tensors), Running()
         for n, (start, stop) in enumerate(ranges):
             if self.shared.stop.is_set():
                 return
             if n + ASKED_AHEAD < len(ranges):
                 later, end = ranges[n + ASKED_AHEAD]
-                self.reader.ask(later, end - later)
+                reader.ask(later, end - later)
             at = start
             self.shared.written = True
             while at < stop:
                 if at < tensor.offset:
                     # Between two tensors lies padding: it is asked for with them, and nobody's.
                     gap = memoryview(bytearray(min(tensor.offset, stop, at + PIECE_BYTES) - at))
-                    self.reader.fill(gap)
+                    reader.fill(gap)
                     at += len(gap)
                     continue
                 edge = tensor.offset + tensor.bytes
-                at = self._piece(tensor, running, at, min(edge, stop, at + PIECE_BYTES))
+                at = self._piece(reader, tensor, running, at, min(edge, stop, at + PIECE_BYTES))
                 if at == edge:
-                    running.check(tensor.name, tensor.digest, self.reader.source)
+                    running.check(tensor.name, tensor.digest, reader.source)
                     with self.shared.lock:
                         self.shared.arrived += tensor.bytes
                         self.on_progress(self.shared.arrived, self.shared.total)
                     tensor, running = next(tensors, tensor), Running()
 
-    def _piece(self, tensor: TensorEntry, running: Running, at: int, end: int) -> int:
+    def _piece(self, reader: Reader, tensor: TensorEntry, running: Running, at: int, end: int) -> int:
         """Brings the source's [at, end) of `tensor` to where the receiver has it; returns `end`."""
         place = self.tensors[tensor.name].offset + at - tensor.offset
         piece = self.segment.view[place : place + end - at]
         begun = self.clock.monotonic()
-        self.reader.fill(piece)
+        reader.fill(piece)
         arrived = self.clock.monotonic()
         hit("transfer.receive", piece)
         running.update(piece)

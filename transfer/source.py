@@ -33,8 +33,9 @@ class Source:
         self.instance = instance
         self.segment = segment
         self._manifest = manifest
-        self._digest = manifest.digest()
-        self._dumped = dump(manifest)
+        # Made when somebody asks: a wake must not wait for what only a later reader needs.
+        self._digest: str | None = None
+        self._dumped: bytes | None = None
         self._clock = clock
         self._changed = threading.Condition()
         self._pins: set[Pin] = set()
@@ -48,11 +49,20 @@ class Source:
 
     @property
     def manifest_digest(self) -> str:
+        with self._changed:
+            return self._digest_now()
+
+    def _digest_now(self) -> str:
+        if self._digest is None:
+            self._digest = self._manifest.digest()
         return self._digest
 
     def dumped(self) -> bytes:
         """The manifest as bytes for the wire."""
-        return self._dumped
+        with self._changed:
+            if self._dumped is None:
+                self._dumped = dump(self._manifest)
+            return self._dumped
 
     @property
     def readers(self) -> int:
@@ -73,17 +83,14 @@ class Source:
 
     def _put(self, manifest: WeightManifest) -> None:
         with self._changed:
-            self._manifest = manifest
-            self._digest = manifest.digest()
-            self._dumped = dump(manifest)
+            self._manifest, self._digest, self._dumped = manifest, None, None
 
     def open(self, generation: int, key: str) -> None:
         """Admits readers with grants for `generation` signed under `key`; older generations are over."""
         with self._changed:
             if generation <= self._manifest.generation and self._manifest.generation:
                 raise Conflict(f"generation {generation} is not newer than {self._manifest.generation}")
-            self._manifest = replace(self._manifest, generation=generation)
-            self._dumped = dump(self._manifest)
+            self._manifest, self._dumped = replace(self._manifest, generation=generation), None
             self._key, self._open = key, True
 
     def close(self, deadline_seconds: float) -> int:
@@ -107,7 +114,7 @@ class Source:
     def _check(self, grant: str) -> grants.Claims:
         return grants.check(
             self._key, grant, now=self._clock.now(), source_instance=self.instance,
-            generation=self._manifest.generation, manifest_digest=self._digest,
+            generation=self._manifest.generation, manifest_digest=self._digest_now(),
         )  # fmt: skip
 
     def permit(self, pin: Pin, offset: int, length: int) -> None:

@@ -53,8 +53,9 @@ FAILPOINTS = "RELIGHT_FAILPOINTS"
 
 CANARY_PROMPT = (1, 17, 5, 99, 42, 7, 250, 3)
 """Token ids that every vocabulary has; what they mean does not matter, only that the answer is repeatable."""
-CANARY_TOKENS = 2
-"""The first token proves weights and prefill, the second one the KV cache and decode."""
+CANARY_TOKENS = 1
+"""One forward pass reads every weight, writes the prompt into the KV cache, and attends to what the cache then holds
+(vLLM's CPU attention reads keys and values from the cache alone, in prefill too)."""
 CANARY_TOLERANCE = 0.05
 """Nats. Equal kernels on equal bytes differ by nothing; a lost KV scale or a wrong layer by far more."""
 CALL_DEADLINE = 30.0

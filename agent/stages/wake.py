@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from relight.agent.engines.base import EngineHandle, ProofFailed, Refill
+from relight.agent.engines.base import EngineHandle, Proof, ProofFailed, Refill
 from relight.agent.member import Member
 from relight.agent.stages.common import (
     END_GRACE,
@@ -21,7 +21,7 @@ from relight.agent.stages.common import (
 )
 from relight.core import failpoints
 from relight.core.logs import get_logger
-from relight.core.records import Mode, Rung, RungResult
+from relight.core.records import Mode, Phase, Rung, RungResult, SourceOffer
 from relight.core.states import State
 
 _log = get_logger("agent.wake")
@@ -72,10 +72,8 @@ async def _climb(member: Member, tools: Tools, handle: EngineHandle, record: Rec
         refill = await handle.refill(rung, member.assignment.content_revision, member.say)
         record.add(refill.phases)
         record.add((await handle.resume(),))
-        proof, phase = await handle.prove()
+        proof, phase, member.source = await _prove(handle)
         record.add((phase,))
-        member.source = await handle.open_source()
-        record.mark("canary", "the source is opened to readers")
     except ProofFailed as error:
         # The same bytes would fail again: waiting alone cures nothing.
         reason, again = f"the canary disagrees: {error}", False
@@ -96,6 +94,18 @@ async def _climb(member: Member, tools: Tools, handle: EngineHandle, record: Rec
     seconds = tools.clock.monotonic() - begun
     record.rungs.append(RungResult(rung.kind, False, reason, seconds, source, refill.bytes if refill else 0))
     return f"{rung.kind}: {reason}", again
+
+
+async def _prove(handle: EngineHandle) -> tuple[Proof, Phase, SourceOffer]:
+    """Proves the engine, and meanwhile makes it a source; nobody hears of that offer unless the proof is good."""
+    opening = asyncio.ensure_future(handle.open_source())
+    try:
+        proof, phase = await handle.prove()
+    except BaseException:
+        # A source that was opened for nothing is closed by `suspend`, which follows: it must not come after that.
+        await asyncio.gather(opening, return_exceptions=True)
+        raise
+    return proof, phase, await opening
 
 
 async def _give_back(member: Member, tools: Tools, handle: EngineHandle) -> None:

@@ -1,7 +1,7 @@
 """oneDNN handlers by number: hidden packed memory that can be dropped at sleep and rebuilt after a refill.
 
-For CPUs without the packed kernel (packing.py). The weight stays the parameter, plain; a handler holds a packed copy
-of it. Compiled code must not hold a handler itself, or it would go on computing with the weights of before the sleep:
+For weights that cannot be packed in place (packing.py). The weight stays the parameter, plain; a handler holds a
+packed copy. Compiled code must not hold a handler itself, or it would compute with the weights of before the sleep:
 so it calls one custom operator with a number, and the number is looked up at run time.
 """
 
@@ -12,8 +12,7 @@ from collections.abc import Callable
 import torch
 import vllm._custom_ops as ops
 
-PRIMITIVES = 32
-"""Matrix shapes whose primitive a handler keeps, as vLLM itself asks for."""
+from relight.plugin.vllm.in_place import PRIMITIVES
 
 Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 

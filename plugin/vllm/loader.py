@@ -1,4 +1,4 @@
-"""Load format `relight`: vLLM's default loader, with linear weights packed as ordinary tensors.
+"""Load format `relight`: vLLM's default loader, which leaves linear weights plain for packing.py to pack in place.
 
 It is used twice: at start, and by the disk rung, which fills the same parameters again in place.
 """
@@ -13,7 +13,7 @@ from vllm.config.load import LoadConfig
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
-from relight.plugin.vllm import packing
+from relight.plugin.vllm.packing import Packing, keep_plain
 
 LOAD_FORMAT = "relight"
 
@@ -27,15 +27,10 @@ class RelightLoader(DefaultModelLoader):  # type: ignore[misc]
 
     def load_weights(self, model: nn.Module, model_config: ModelConfig) -> None:
         super().load_weights(model, model_config)
-        packing.keep_plain(model)
-
-    def load_model(self, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str = "") -> nn.Module:
-        model = super().load_model(vllm_config=vllm_config, model_config=model_config, prefix=prefix)
-        packing.pack(model, packing.probe())
-        return model
+        keep_plain(model)
 
 
-def reload_in_place(model: nn.Module, vllm_config: VllmConfig, path: str) -> None:
+def reload_in_place(model: nn.Module, packing: Packing, vllm_config: VllmConfig, path: str) -> None:
     """Fills the parameters of a loaded `model` from the checkpoint directory `path` and packs them again.
 
     The parameters keep their addresses. Raises whatever reading the checkpoint raises.
@@ -43,4 +38,4 @@ def reload_in_place(model: nn.Module, vllm_config: VllmConfig, path: str) -> Non
     loader = RelightLoader(vllm_config.load_config)
     source = DefaultModelLoader.Source(path, revision=None, fall_back_to_pt=False)
     model.load_weights(loader._get_weights_iterator(source))
-    packing.repack(model, packing.probe())
+    packing.repack()

@@ -1,91 +1,120 @@
-"""How linear weights lie in memory on the CPU: packed for the matrix kernel, yet as ordinary tensors.
+"""How linear weights lie in memory on the CPU: packed for the matrix kernels, yet as ordinary tensors.
 
-vLLM's own way hides the packed weight in a handler and leaves an empty parameter, which can neither be
-exported nor released. Its packed kernel for AMX machines (`weight_packed_linear`) runs on every AVX-512
-machine, and there the packed weight has the shape, dtype and bytes of the plain one. So it stays the
-parameter: exported, dropped and refilled like any other tensor, and faster than the handler at batch 1.
+A woken replica must decode as plain vLLM does: as fast, and to the same tokens. So each layer computes with the
+kernel that vLLM itself would choose, and its packed weight is the parameter: exported, dropped and refilled like any
+other tensor. Small weights use vLLM's own packed kernel; large ones a oneDNN handler that was made inside the
+parameter (in_place.py). A layer for which neither works keeps a plain weight, and a handler that is made anew after
+each refill (handlers.py).
 
-The layout is blocks of 32 rows with pairs of columns interleaved: (N/32, K/2, 32, 2). A tied embedding reads its
-rows straight out of it, so that one tensor serves both ends of the model. docs/adr/0002 has the measurements.
+The packed layout is blocks of rows with pairs of columns interleaved: (N/rows, K/2, rows, 2), the same number of bytes
+as the plain one. `rows` depends on CPU and kernel, is found by looking, and is part of the layout fingerprint. A tied
+embedding reads its rows straight out of the packed weight. docs/adr/0002 has the choices and the measurements.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import vllm._custom_ops as ops
 from torch import nn
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.utils import check_cpu_sgl_kernel
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
 
 from relight.plugin.vllm import handlers
+from relight.plugin.vllm.in_place import InPlace, NotTaken
 
-ROWS, COLUMNS = 32, 32
-"""Row and column counts must be multiples of these for the layout to be uniform."""
-
-
-def probe() -> str:
-    """How this CPU's weights are packed.
-
-    `vnni32` where the packed kernel exists, computes rightly and lays rows out as above; `handlers` where oneDNN's do
-    (the weight stays plain, its packed copy is rebuilt after each refill); else `plain`.
-    """
-    if _vnni32():
-        return "vnni32"
-    return "handlers" if handlers.supported() else "plain"
+ROWS = (16, 32, 48, 64)
+"""Rows in a block that kernels are known to use."""
 
 
-def _vnni32() -> bool:
-    try:
-        generator = torch.Generator().manual_seed(1)
-        weight = torch.randn(64, 96, generator=generator).to(torch.bfloat16)
-        x = torch.randn(3, 96, generator=generator).to(torch.bfloat16)
-        packed = torch.ops._C.convert_weight_packed(weight)
-        got = packed_linear(x, packed, None).float()
-    except (RuntimeError, AttributeError, NotImplementedError):
-        return False
-    want = x.float() @ weight.float().t()
-    same_shape = packed.shape == weight.shape and packed.dtype == weight.dtype and packed.is_contiguous()
-    close = bool(torch.allclose(got, want, rtol=0.02, atol=0.2))
-    return same_shape and close and bool(torch.equal(packed_rows(packed, torch.arange(64)), weight))
-
-
-def packed_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """x @ weight.T + bias for a packed `weight` (N, K) and x (..., K); bias in float32, result (..., N)."""
-    result: torch.Tensor = ops.weight_packed_linear_cpu(x, weight, weight.size(0), bias)
-    return result
-
-
-def packed_rows(weight: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Rows of a packed weight (N, K), in their plain order: rows.shape + (K,)."""
+def pack_rows(weight: torch.Tensor, rows: int) -> torch.Tensor:
+    """A plain weight (N, K) in blocks of `rows`: a new tensor of the same shape and dtype, bytes in packed order."""
     n, k = weight.shape
-    blocks = weight.view(n // ROWS, k // 2, ROWS, 2)
-    flat = rows.reshape(-1)
-    return blocks[flat // ROWS, :, flat % ROWS, :].reshape(*rows.shape, k)
+    return weight.view(n // rows, rows, k // 2, 2).permute(0, 2, 1, 3).contiguous().view(n, k)
+
+
+def packed_rows(weight: torch.Tensor, ids: torch.Tensor, rows: int) -> torch.Tensor:
+    """Rows of a weight (N, K) that is packed in blocks of `rows`, in their plain order: ids.shape + (K,)."""
+    n, k = weight.shape
+    blocks = weight.view(n // rows, k // 2, rows, 2)
+    flat = ids.reshape(-1)
+    return blocks[flat // rows, :, flat % rows, :].reshape(*ids.shape, k)
+
+
+@torch.library.custom_op("relight::packed_rows", mutates_args=())  # type: ignore[untyped-decorator]
+def _table(weight: torch.Tensor, ids: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A small plain embedding (len(ids), K) of the rows asked for, and the ids 0, 1, ... that look them up in order."""
+    flat = ids.reshape(-1)
+    order = torch.arange(len(flat), dtype=ids.dtype).reshape(ids.shape)
+    return packed_rows(weight, flat, rows), order
+
+
+@_table.register_fake  # type: ignore[untyped-decorator]
+def _(weight: torch.Tensor, ids: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return weight.new_empty((ids.numel(), weight.shape[1])), torch.empty_like(ids)
+
+
+def rows_of(packed: torch.Tensor, plain: torch.Tensor) -> int | None:
+    """In which blocks `packed` holds `plain`; None when in none of them."""
+    n, k = plain.shape
+    for rows in ROWS:
+        if not n % rows and not k % 2 and torch.equal(packed, pack_rows(plain, rows)):
+            return rows
+    return None
 
 
 class PackedEmbedding(UnquantizedEmbeddingMethod):  # type: ignore[misc]
     """Looks rows up in a packed weight, for an embedding that is tied to a packed output layer."""
 
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+
     def embedding(self, layer: nn.Module, input_: torch.Tensor) -> torch.Tensor:
-        return packed_rows(layer.weight, input_)
+        # Where the compiler rounds to bf16 follows from the shape of the graph, and decides ties between tokens: it has
+        # to see the very embedding that it sees in plain vLLM.
+        table, order = torch.ops.relight.packed_rows(layer.weight, input_, self._rows)
+        return nn.functional.embedding(order, table)
 
 
-def fits(weight: torch.Tensor) -> bool:
-    """Whether the packed layout is defined for this weight."""
-    plain = weight.ndim == 2 and weight.dtype == torch.bfloat16
-    return bool(plain and weight.shape[0] % ROWS == 0 and weight.shape[1] % COLUMNS == 0)
+@dataclass(slots=True)
+class Packing:
+    """What became of a model's weights: the packed ones with their blocks, and how many have handlers apart."""
+
+    packed: list[tuple[nn.Parameter, int]] = field(default_factory=list)
+    apart: int = 0
+
+    @property
+    def name(self) -> str:
+        """For the layout fingerprint: two models with the same name hold the same bytes for the same weights."""
+        return "+".join(f"vnni{rows}" for rows in sorted({rows for _, rows in self.packed})) or "plain"
+
+    def repack(self) -> None:
+        """After the parameters were filled with plain values from a checkpoint: packs them as they were."""
+        for weight, rows in self.packed:
+            weight.data.copy_(pack_rows(weight.data, rows))
+        handlers.rebuild()
 
 
 def _candidates(model: nn.Module) -> list[nn.Module]:
-    """Layers whose weight is used by vLLM's unquantised CPU matrix product, each weight once per layer."""
+    """Layers whose weight is used by vLLM's unquantised CPU matrix product."""
     found = []
     for module in model.modules():
         method = getattr(module, "quant_method", None)
         linear = isinstance(module, LinearBase) and isinstance(method, UnquantizedLinearMethod)
         head = isinstance(module, VocabParallelEmbedding) and isinstance(method, UnquantizedEmbeddingMethod)
-        if (linear or head) and isinstance(getattr(module, "weight", None), nn.Parameter):
+        weight = getattr(module, "weight", None)
+        if (linear or head) and isinstance(weight, nn.Parameter) and weight.ndim == 2:
             found.append(module)
     return found
+
+
+def _by_packed_kernel(weight: torch.Tensor) -> bool:
+    """Whether vLLM would multiply with this weight by its own packed kernel, not by oneDNN."""
+    return bool(check_cpu_sgl_kernel(*weight.shape, weight.dtype))
 
 
 def keep_plain(model: nn.Module) -> None:
@@ -93,39 +122,74 @@ def keep_plain(model: nn.Module) -> None:
     for module in _candidates(model):
         if isinstance(module, LinearBase):
             module._cpu_skip_gemm_dispatch = True
+            bias = getattr(module, "bias", None)
+            if bias is not None and _by_packed_kernel(module.weight):
+                bias.data = bias.data.to(torch.float32)
 
 
-def pack(model: nn.Module, packing: str) -> None:
-    """After vLLM's post-processing: packs every fitting weight in place and points its layer at the kernel.
+def pack(model: nn.Module) -> Packing:
+    """Packs every weight where it lies and points its layer at the kernel. Weights must hold plain values.
 
-    Weights must hold plain values; a weight that several layers share is packed once. Any handler that vLLM made
-    for the output layer is dropped.
+    A weight that several layers share is packed once. Any handler that vLLM made for the output layer is dropped.
     """
-    done: set[int] = set()
+    found = Packing()
+    try:
+        in_place: InPlace | None = InPlace()
+    except NotTaken:
+        in_place = None
+    made: dict[int, tuple[Callable[..., torch.Tensor], int | None]] = {}
     for module in _candidates(model):
         weight = module.weight
-        if packing == "handlers" and weight.ndim == 2:
-            module.cpu_linear = handlers.linear(weight)
-            continue
-        if packing != "vnni32" or not fits(weight):
-            module.cpu_linear = nn.functional.linear
-            continue
-        if id(weight) not in done:
-            done.add(id(weight))
-            weight.data.copy_(torch.ops._C.convert_weight_packed(weight.data))
-        bias = getattr(module, "bias", None)
-        if bias is not None and bias.dtype != torch.float32:
-            bias.data = bias.data.to(torch.float32)
-        module.cpu_linear = packed_linear
-        if isinstance(module, VocabParallelEmbedding):
-            module.quant_method = PackedEmbedding()
+        if id(weight) not in made:
+            product, rows = _pack(weight.data, in_place)
+            if rows is not None:
+                found.packed.append((weight, rows))
+            else:
+                found.apart += 1
+            made[id(weight)] = product, rows
+        module.cpu_linear, rows = made[id(weight)]
+        if isinstance(module, VocabParallelEmbedding) and rows is not None:
+            module.quant_method = PackedEmbedding(rows)
     handlers.rebuild()
+    return found
 
 
-def repack(model: nn.Module, packing: str) -> None:
-    """After the parameters of a packed `model` were filled with plain values from a checkpoint: packs them again."""
-    weights = {id(m.weight): m.weight for m in _candidates(model)}
-    for weight in weights.values():
-        if packing == "vnni32" and fits(weight):
-            weight.data.copy_(torch.ops._C.convert_weight_packed(weight.data))
-    handlers.rebuild()
+def _pack(weight: torch.Tensor, in_place: InPlace | None) -> tuple[Callable[..., torch.Tensor], int | None]:
+    """(the product with `weight`, rows in a block); None when the weight stays plain."""
+    plain = weight.clone()
+    if _by_packed_kernel(weight):
+        packed = torch.ops._C.convert_weight_packed(weight)
+        # For small shapes vLLM's packed weight may be of another dtype and size, and cannot be the parameter.
+        same = packed.shape == weight.shape and packed.dtype == weight.dtype
+        if same and (rows := rows_of(packed, plain)) is not None:
+            weight.copy_(packed)
+            return _packed_product, rows
+    elif in_place is not None:
+        try:
+            handler = in_place.handler(weight)
+        except (NotTaken, RuntimeError):
+            weight.copy_(plain)
+        else:
+            if (rows := rows_of(weight, plain)) is not None:
+                return _handler_product(handler), rows
+            # It is packed in a way that is not understood: the handler goes unused, and is never freed.
+            weight.copy_(plain)
+    return (handlers.linear(weight) if handlers.supported() else _plain_product), None
+
+
+def _packed_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """x @ weight.T + bias for x (..., K) and a packed `weight` (N, K); bias in float32, result (..., N)."""
+    result: torch.Tensor = ops.weight_packed_linear_cpu(x, weight, weight.size(0), bias)
+    return result
+
+
+def _plain_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return nn.functional.linear(x, weight, bias)
+
+
+def _handler_product(handler: Any) -> Callable[..., torch.Tensor]:
+    def product(x: torch.Tensor, _: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        result: torch.Tensor = ops.onednn_mm(handler, x, bias)
+        return result
+
+    return product

@@ -29,8 +29,9 @@ from relight.core.records import RungKind
 from relight.plugin import settings as environment
 from relight.plugin.control import ControlServer, Progress
 from relight.plugin.residency import ModelMemory, Residency
-from relight.plugin.vllm import handlers, packing
+from relight.plugin.vllm import handlers
 from relight.plugin.vllm.loader import reload_in_place
+from relight.plugin.vllm.packing import pack
 from relight.plugin.vllm.weights import Weights
 from relight.transfer.manifest import Canary, WeightManifest
 
@@ -61,6 +62,8 @@ class RelightCPUWorker(CPUWorker):  # type: ignore[misc]
         super().load_model(load_dummy_weights=load_dummy_weights)
         self._relight_settings = environment.read(os.environ)
         self._relight_weights = Weights(self.get_model(), self._relight_settings.instance)
+        # Packed where they now lie: a handler keeps the address that it was made with.
+        self._relight_packing = pack(self.get_model())
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         times = super().compile_or_warm_up_model()
@@ -168,7 +171,7 @@ class RelightCPUWorker(CPUWorker):  # type: ignore[misc]
 
     def _reload(self, path: str) -> None:
         with torch.inference_mode(False), set_current_vllm_config(self.vllm_config):
-            reload_in_place(self.get_model(), self.vllm_config, path)
+            reload_in_place(self.get_model(), self._relight_packing, self.vllm_config, path)
         self._relight_weights.restore_unsaved()
 
     def _caches(self) -> list[torch.Tensor]:
@@ -212,7 +215,7 @@ class RelightCPUWorker(CPUWorker):  # type: ignore[misc]
             "model_config": hashlib.sha256(text.encode()).hexdigest()[:16],
             "dtype": str(config.dtype).removeprefix("torch."),
             "quantization": str(config.quantization or "none"),
-            "packing": packing.probe(),
+            "packing": self._relight_packing.name,
             "tensor_parallel": str(parallel.tensor_parallel_size),
             "pipeline_parallel": str(parallel.pipeline_parallel_size),
             "rank": str(self.rank),
