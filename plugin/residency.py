@@ -202,10 +202,7 @@ class Residency:
         except LocalFault as error:
             raise ModelDirty(str(error), cause=RemoteFault(f"{source}: {error}")) from error
         self._adopt(got.manifest, revision)
-        pages = "2 MiB pages" if got.huge_pages else "4 KiB pages"
-        return Restored(
-            got.bytes, got.phases, f"{kind} from {source or 'own host copy'}, {got.streams} streams, {pages}"
-        )
+        return Restored(got.bytes, got.phases, f"{kind} from {source or 'own host copy'}, {got.streams} streams")
 
     def _from_disk(self, path: str, revision: str, begun: float) -> Restored:
         segment = self._memory.segment

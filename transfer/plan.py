@@ -6,8 +6,9 @@ reason for a refusal names the tensor. Stripes are contiguous in the segment and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import mmap
 from dataclasses import dataclass
+from itertools import pairwise
 
 from relight.core.errors import InvalidInput
 from relight.transfer.manifest import TensorEntry, WeightManifest
@@ -28,35 +29,11 @@ class Stripe:
         return sum(t.bytes for t in self.tensors)
 
 
-HUGE = 2 << 20
-
-
-def whole_pages(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The 2 MiB pages that hold the given (start, stop) ranges, as ascending ranges that do not touch."""
-    found: list[tuple[int, int]] = []
-    for start, stop in sorted((a // HUGE * HUGE, -(-b // HUGE) * HUGE) for a, b in ranges if b > a):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(stop, found[-1][1]))
-        else:
-            found.append((start, stop))
-    return found
-
-
-def shares(ranges: Sequence[tuple[int, int]], streams: int) -> list[list[tuple[int, int]]]:
-    """`whole_pages` ranges dealt out to `streams` in runs of near-equal size, cut at whole pages."""
-    total = sum(b - a for a, b in ranges) // HUGE
-    dealt: list[list[tuple[int, int]]] = [[] for _ in range(streams)]
-    done = 0
-    for start, stop in ranges:
-        while start < stop:
-            stream = min(done * streams // max(total, 1), streams - 1)
-            # Pages that this stream still takes: those before the first page of the next one's share.
-            until = -(-(stream + 1) * total // streams) - done if stream < streams - 1 else (stop - start) // HUGE
-            end = min(stop, start + max(until, 1) * HUGE)
-            dealt[stream].append((start, end))
-            done += (end - start) // HUGE
-            start = end
-    return dealt
+def shares(length: int, streams: int) -> list[tuple[int, int]]:
+    """[0, length) in `streams` runs of near-equal size, cut at whole pages; a run may be empty."""
+    pages = -(-length // mmap.PAGESIZE)
+    cuts = [min(pages * n // streams * mmap.PAGESIZE, length) for n in range(streams)] + [length]
+    return list(pairwise(cuts))
 
 
 def stripes(manifest: WeightManifest, streams: int) -> tuple[Stripe, ...]:

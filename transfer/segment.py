@@ -3,26 +3,23 @@
 It is a memfd, so that its pages can be reached by a passed descriptor and no name is left behind by a
 killed process. Its size is sealed: a peer that maps it can never be sent SIGBUS by a shrinking source.
 
-Pages come back as huge pages where the kernel allows: one page is touched per 2 MiB and MADV_COLLAPSE
-(Linux 6.1) makes the range huge whatever `shmem_enabled` says, at a third of the cost of 4 KiB faults, and
-what reads the weights afterwards saves its TLB. Elsewhere the range is allocated and mapped in one go.
+Pages come back in ranges, by MADV_POPULATE_WRITE (Linux 5.14), which brings a range for a third of what its faults
+one by one would cost, and says that memory is short instead of ending the process.
 """
 
 from __future__ import annotations
 
 import ctypes
-import errno
 import fcntl
 import mmap
 import os
 from collections.abc import Iterator
 
 from relight.core.errors import LocalFault
-from relight.transfer.plan import HUGE
 
-_PROT_READ, _PROT_WRITE, _PROT_NONE = 1, 2, 0
-_MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 0x01, 0x02, 0x10, 0x20, 0x4000
-_MADV_POPULATE_READ, _MADV_POPULATE_WRITE, _MADV_COLLAPSE = 22, 23, 25
+_PROT_READ, _PROT_WRITE = 1, 2
+_MAP_SHARED = 0x01
+_MADV_POPULATE_WRITE = 23
 _FALLOC_KEEP_SIZE, _FALLOC_PUNCH_HOLE = 1, 2
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -39,20 +36,9 @@ def _failed(call: str) -> LocalFault:
 
 
 def _map(length: int, protection: int, fd: int) -> int:
-    """Maps `fd` at an address that is a multiple of 2 MiB, so that huge pages can back it."""
-    reserved = _libc.mmap(None, length + HUGE, _PROT_NONE, _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE, -1, 0)
-    if reserved in (None, ctypes.c_void_p(-1).value):
-        raise _failed("reserving address space")
-    address = -(-reserved // HUGE) * HUGE
-    if _libc.mmap(address, length, protection, _MAP_SHARED | _MAP_FIXED, fd, 0) != address:
-        _libc.munmap(reserved, length + HUGE)
+    address = _libc.mmap(None, length, protection, _MAP_SHARED, fd, 0)
+    if address in (None, ctypes.c_void_p(-1).value):
         raise _failed("mapping a segment")
-    # Give the unused edges of the reservation back; what lies between is the segment.
-    if address > reserved:
-        _libc.munmap(reserved, address - reserved)
-    tail = reserved + length + HUGE - (address + length)
-    if tail:
-        _libc.munmap(address + length, tail)
     return int(address)
 
 
@@ -61,13 +47,11 @@ def _buffer(address: int, length: int) -> memoryview:
 
 
 class Segment:
-    """One memfd-backed region of `bytes` (a multiple of 2 MiB), mapped read-write in this process."""
+    """One memfd-backed region of `bytes` (whole pages), mapped read-write in this process."""
 
     def __init__(self, name: str, length: int) -> None:
         """Reserves the region; no page is allocated yet. Raises LocalFault."""
-        self.bytes = -(-max(length, 1) // HUGE) * HUGE
-        self.huge = True
-        self.fallback_reason = ""
+        self.bytes = -(-max(length, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
         try:
             self.fd = os.memfd_create(f"relight-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.ftruncate(self.fd, self.bytes)
@@ -78,30 +62,15 @@ class Segment:
         self.view = _buffer(self.address, self.bytes)
 
     def populate(self, start: int, stop: int) -> None:
-        """Allocates and maps the pages of [start, stop), in whole 2 MiB steps. Raises LocalFault (no memory)."""
-        low, high = start // HUGE * HUGE, min(-(-stop // HUGE) * HUGE, self.bytes)
-        if self.huge:
-            for at in range(low, high, HUGE):
-                # Collapsing a range without a single page is refused; one page is enough.
-                if _libc.fallocate(self.fd, 0, at, mmap.PAGESIZE) != 0:
-                    raise _failed("allocating a page")
-            if _libc.madvise(self.address + low, high - low, _MADV_COLLAPSE) == 0:
-                return
-            code = ctypes.get_errno()
-            if code not in (errno.EINVAL, errno.EAGAIN, errno.ENOMEM, errno.EBUSY):
-                raise _failed("collapsing pages")
-            self.huge = False
-            self.fallback_reason = f"MADV_COLLAPSE: {os.strerror(code)}"
-        if _libc.fallocate(self.fd, 0, low, high - low) != 0:
-            raise _failed("allocating pages")
-        if _libc.madvise(self.address + low, high - low, _MADV_POPULATE_WRITE) != 0:
-            raise _failed("mapping pages")
+        """Allocates and maps the whole pages that hold [start, stop). Raises LocalFault (no memory)."""
+        low, high = start // mmap.PAGESIZE * mmap.PAGESIZE, min(-(-stop // mmap.PAGESIZE) * mmap.PAGESIZE, self.bytes)
+        if high > low and _libc.madvise(self.address + low, high - low, _MADV_POPULATE_WRITE) != 0:
+            raise _failed("bringing pages back")
 
     def drop(self) -> None:
         """Gives every page back; the address stays, and reads as zeros until it is filled again."""
         if _libc.fallocate(self.fd, _FALLOC_KEEP_SIZE | _FALLOC_PUNCH_HOLE, 0, self.bytes) != 0:
             raise _failed("punching a hole")
-        self.huge, self.fallback_reason = True, ""
 
     def resident_bytes(self) -> int:
         """Bytes that the segment occupies now, whoever maps it."""

@@ -18,7 +18,7 @@ from relight.core.failpoints import hit
 from relight.core.fingerprint import Fingerprint
 from relight.core.records import Phase
 from relight.transfer.manifest import TensorEntry, WeightManifest
-from relight.transfer.plan import Stripe, shares, stripes, whole_pages
+from relight.transfer.plan import Stripe, shares, stripes
 from relight.transfer.segment import Segment, spans
 from relight.transfer.transports.base import READ_BYTES, Connect, Reader
 from relight.transfer.verify import Running
@@ -41,7 +41,6 @@ class Received:
     manifest: WeightManifest
     bytes: int
     phases: tuple[Phase, ...]
-    huge_pages: bool
     streams: int
 
 
@@ -132,12 +131,11 @@ def refill(
     """
     begun = clock.now()
     shared = _Shared(threading.Barrier(streams))
-    pages = shares(whole_pages((t.offset, t.offset + t.bytes) for t in tensors.values()), streams)
     threads = [
         threading.Thread(
             target=_Stream(segment, number, own, tensors, shared, clock, on_progress).run, name=f"relight-pull-{number}"
         )
-        for number, own in enumerate(pages)
+        for number, own in enumerate(shares(segment.bytes, streams))
     ]
     # Pages cost as much as bytes: they come back while the source is still being asked what it has.
     for thread in threads:
@@ -162,7 +160,7 @@ def refill(
         if not shared.written:
             segment.drop()
         raise _judged(shared.failure, shared.written)
-    return Received(manifest, shared.arrived, _phases(shared, segment, begun), segment.huge, len(readers))
+    return Received(manifest, shared.arrived, _phases(shared, begun), len(readers))
 
 
 def _agree(
@@ -193,9 +191,8 @@ def _judged(error: Exception | None, written: bool) -> TransferError:
     return ModelDirty(str(fault), cause=fault) if written else fault
 
 
-def _phases(shared: _Shared, segment: Segment, begun: float) -> tuple[Phase, ...]:
-    pages = "2 MiB pages" if segment.huge else f"4 KiB pages ({segment.fallback_reason})"
-    said = {"pages": pages, "pull": f"{shared.arrived} bytes", "verify": "xxh3-128 of every tensor"}
+def _phases(shared: _Shared, begun: float) -> tuple[Phase, ...]:
+    said = {"pages": "all of the segment", "pull": f"{shared.arrived} bytes", "verify": "xxh3-128 of every tensor"}
     # The manifest was fetched and compared before the first byte: that is part of the pull.
     shared.work["pull"].start = begun
     return tuple(
@@ -211,7 +208,7 @@ class _Stream:
 
     segment: Segment
     number: int
-    pages: list[tuple[int, int]]
+    pages: tuple[int, int]
     tensors: Mapping[str, TensorEntry]
     shared: _Shared
     clock: Clock
@@ -242,11 +239,10 @@ class _Stream:
 
     def _bring_pages(self) -> None:
         begun = self.clock.monotonic()
-        for low, high in self.pages:
-            for start, stop in spans(low, high, PAGES_BYTES):
-                if self.shared.stop.is_set():
-                    return
-                self.segment.populate(start, stop)
+        for start, stop in spans(*self.pages, PAGES_BYTES):
+            if self.shared.stop.is_set():
+                return
+            self.segment.populate(start, stop)
         self.spent["pages"] = self.clock.monotonic() - begun
 
     def _fill(self, stripe: Stripe, reader: Reader) -> None:

@@ -13,9 +13,10 @@ import httpx
 from engine import NAME
 
 PROMPTS = (
-    "The capital of France is", "Water boils at", "The opposite of cold is", "One two three four",
-    "The sun rises in the", "A dog is an", "The first month of the year is", "Roses are red, violets are",
+    "1, 2, 3, 4, 5,", "10, 20, 30, 40, 50,", "100 200 300 400", "a, b, c, d, e, f,", "5 10 15 20 25", "1, 10, 100, 1000,",
 )  # fmt: skip
+"""The model is sure of every token that follows (by 1 nat or more): what else is in the batch, whose rounding differs
+with its size, cannot make another text right."""
 TOKENS = 8
 PERIOD = 1.0
 

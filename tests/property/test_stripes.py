@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from itertools import pairwise
 
 from hypothesis import given
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from relight.core.fingerprint import Fingerprint
 from relight.transfer.manifest import TensorEntry, WeightManifest
-from relight.transfer.plan import HUGE, shares, stripes, whole_pages
+from relight.transfer.plan import shares, stripes
 
 
 @st.composite
@@ -50,26 +51,13 @@ def test_no_stripe_exceeds_its_even_share_by_more_than_its_largest_tensor(
         assert stripe.bytes <= total / streams + max(t.bytes for t in manifest.tensors) * streams
 
 
-_ranges = st.lists(
-    st.tuples(st.integers(0, 1 << 28), st.integers(0, 1 << 24)).map(lambda r: (r[0], r[0] + r[1])), max_size=20
-)
-
-
-@given(_ranges)
-def test_whole_pages_cover_every_range_and_never_touch(ranges: list[tuple[int, int]]) -> None:
-    pages = whole_pages(ranges)
-    assert all(any(low <= a and b <= high for low, high in pages) for a, b in ranges if b > a)
-    assert all(low % HUGE == high % HUGE == 0 and low < high for low, high in pages)
-    assert all(first[1] < second[0] for first, second in pairwise(pages))
-
-
-@given(_ranges, st.integers(1, 9))
-def test_pages_are_dealt_out_once_and_evenly(ranges: list[tuple[int, int]], streams: int) -> None:
-    pages = whole_pages(ranges)
-    dealt = shares(pages, streams)
+@given(st.integers(1, 1 << 40), st.integers(1, 64))
+def test_pages_are_dealt_out_once_evenly_and_whole(length: int, streams: int) -> None:
+    dealt = shares(length, streams)
     assert len(dealt) == streams
-    given_out = sorted(r for run in dealt for r in run)
-    assert sum(b - a for a, b in given_out) == sum(b - a for a, b in pages)
-    assert whole_pages(given_out) == pages
-    sizes = [sum(b - a for a, b in run) // HUGE for run in dealt]
-    assert max(sizes) - min(sizes) <= 1
+    assert dealt[0][0] == 0
+    assert dealt[-1][1] == length
+    assert all(first[1] == second[0] for first, second in pairwise(dealt))
+    assert all(start % mmap.PAGESIZE == 0 for start, stop in dealt if stop > start)
+    pages = [-(-(stop - start) // mmap.PAGESIZE) for start, stop in dealt]
+    assert max(pages) - min(pages) <= 1
