@@ -6,7 +6,6 @@ reason for a refusal names the tensor. Stripes are contiguous in the segment and
 
 from __future__ import annotations
 
-import mmap
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -29,10 +28,14 @@ class Stripe:
         return sum(t.bytes for t in self.tensors)
 
 
+HUGE = 2 << 20
+"""Bytes of a huge page."""
+
+
 def shares(length: int, streams: int) -> list[tuple[int, int]]:
-    """[0, length) in `streams` runs of near-equal size, cut at whole pages; a run may be empty."""
-    pages = -(-length // mmap.PAGESIZE)
-    cuts = [min(pages * n // streams * mmap.PAGESIZE, length) for n in range(streams)] + [length]
+    """[0, length) in `streams` runs of near-equal size, cut at multiples of 2 MiB; a run may be empty."""
+    pages = -(-length // HUGE)
+    cuts = [min(pages * n // streams * HUGE, length) for n in range(streams)] + [length]
     return list(pairwise(cuts))
 
 

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,11 +119,17 @@ def start_cold(directory: Path) -> Plain:
     return plain
 
 
-@contextmanager
-def first_token(url: str, prompt: str, tokens: int, headers: dict[str, str] | None = None) -> Iterator[httpx.Response]:
-    """Streams a completion and yields when its first token is there; the rest is read at exit."""
+def asked(url: str, prompt: str, tokens: int, headers: dict[str, str] | None = None) -> httpx.Request:
+    """A streamed completion, ready to be sent."""
     body = {"model": NAME, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True, "ignore_eos": True}
-    with CLIENT.stream("POST", f"{url}/v1/completions", json=body, headers=headers) as answer:
+    return CLIENT.build_request("POST", f"{url}/v1/completions", json=body, headers=headers)
+
+
+@contextmanager
+def streamed(request: httpx.Request) -> Iterator[httpx.Response]:
+    """Sends the request and yields when its first token is there; the rest is read at exit."""
+    answer = CLIENT.send(request, stream=True)
+    try:
         answer.raise_for_status()
         lines = answer.iter_lines()
         for line in lines:
@@ -134,6 +140,13 @@ def first_token(url: str, prompt: str, tokens: int, headers: dict[str, str] | No
         yield answer
         for _ in lines:
             pass
+    finally:
+        answer.close()
+
+
+def first_token(url: str, prompt: str, tokens: int) -> AbstractContextManager[httpx.Response]:
+    """Asks, and yields when the first token is there."""
+    return streamed(asked(url, prompt, tokens))
 
 
 def complete(url: str, prompt: str, tokens: int, **more: Any) -> dict[str, Any]:

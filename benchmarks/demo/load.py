@@ -13,7 +13,8 @@ import httpx
 from engine import NAME
 
 PROMPTS = (
-    "1, 2, 3, 4, 5,", "10, 20, 30, 40, 50,", "100 200 300 400", "a, b, c, d, e, f,", "5 10 15 20 25", "1, 10, 100, 1000,",
+    "1, 2, 3, 4, 5,", "10, 20, 30, 40, 50,", "100 200 300 400",
+    "a, b, c, d, e, f,", "5 10 15 20 25", "1, 10, 100, 1000,",
 )  # fmt: skip
 """The model is sure of every token that follows (by 1 nat or more): what else is in the batch, whose rounding differs
 with its size, cannot make another text right."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from engine import ARGUMENTS, MODEL, NAME, PYTHON, ROOT, first_token
+from engine import ARGUMENTS, MODEL, NAME, PYTHON, ROOT, asked, streamed
 
 RELIGHT = [str(ROOT / ".venv" / "bin" / "python"), "-m", "relight.controller.cli"]
 PORTS = {"controller": 7410, "fleet": 7411, "gateway": 8410}
@@ -31,6 +31,7 @@ class Wake:
     """One wake on the client's clock, in seconds, with the share of it that lies in named phases."""
 
     rung: str
+    begun: float
     seconds: float
     accounted: float
     instance: str
@@ -95,13 +96,16 @@ class Machine:
 
     # ------------------------------------------------------------------ scaling
 
-    def scale(self, replicas: int, rung: str | None = None) -> dict[str, Any]:
-        """Sends the scale request; returns the operation as accepted."""
+    def scaling(self, replicas: int, rung: str | None = None) -> httpx.Request:
+        """A scale request, ready to be sent."""
         body: dict[str, Any] = {"replicas": replicas}
         if rung:
             body["rungs"] = [rung]
-        path = f"/api/v1/namespaces/default/models/{NAME}/scale"
-        operation: dict[str, Any] = self.api.put(path, json=body).raise_for_status().json()
+        return self.api.build_request("PUT", f"/api/v1/namespaces/default/models/{NAME}/scale", json=body)
+
+    def scale(self, replicas: int) -> dict[str, Any]:
+        """Sends the scale request; returns the operation as accepted."""
+        operation: dict[str, Any] = self.api.send(self.scaling(replicas)).raise_for_status().json()
         return operation
 
     def ended(self, operation: dict[str, Any]) -> dict[str, Any]:
@@ -132,11 +136,14 @@ class Machine:
         """Scales up and, at once, sends a request pinned to the next replica to become ready; waits for its token."""
         got: dict[str, Any] = {}
         ready = threading.Barrier(2)
+        # Both requests are built before the clock starts: it measures the way from being sent.
+        pinned = asked(self.gateway, prompt, 4, {**self.headers, "x-relight-pin": "next"})
+        scaling = self.scaling(replicas, rung)
 
         def ask() -> None:
             ready.wait()
             got["sent"] = time.time()
-            with first_token(self.gateway, prompt, 4, {**self.headers, "x-relight-pin": "next"}) as answer:
+            with streamed(pinned) as answer:
                 got["token"] = time.time()
                 got["instance"] = answer.headers["x-relight-instance"]
 
@@ -144,8 +151,10 @@ class Machine:
         thread.start()
         ready.wait()
         scaled = time.time()
-        operation = self.ended(self.scale(replicas, rung))
+        accepted = self.api.send(scaling).raise_for_status()
+        # Until the token is there this thread stays out of the way of the one that waits for it.
         thread.join(SETTLE_DEADLINE)
+        operation = self.ended(accepted.json())
         if "token" not in got:
             raise RuntimeError(f"the pinned request of the {rung} wake got no token; operation {operation}")
         begun = min(scaled, got["sent"])
@@ -153,7 +162,9 @@ class Machine:
         took = [r["kind"] for r in timeline["rungs"] if r["ok"]]
         if took != [rung]:
             raise RuntimeError(f"asked for {rung}, came by {took}: {timeline['rungs']}")
-        return Wake(rung, got["token"] - begun, covered(timeline, begun, got["token"]), got["instance"], timeline)
+        return Wake(
+            rung, begun, got["token"] - begun, covered(timeline, begun, got["token"]), got["instance"], timeline
+        )
 
     def timeline(self, instance: str, phase: str) -> dict[str, Any]:
         """The newest start of an instance, once the gateway's phase is in it."""
@@ -196,6 +207,17 @@ def covered(timeline: dict[str, Any], begun: float, ended: float) -> float:
             total += high - low
             reached = high
     return total / (ended - begun)
+
+
+def gaps(wake: Wake) -> str:
+    """Where the wall time lies that no phase names: milliseconds after the request, and how many."""
+    found, reached = [], wake.begun
+    ends = [(float(p["start"]), float(p["end"]), str(p["name"])) for p in wake.timeline["phases"]]
+    for start, end, name in [*sorted(ends), (wake.begun + wake.seconds, wake.begun + wake.seconds, "the token")]:
+        if start - reached > 0.001:
+            found.append(f"{(start - reached) * 1e3:.0f} ms at {(reached - wake.begun) * 1e3:.0f} before {name}")
+        reached = max(reached, end)
+    return "; ".join(found)
 
 
 def show_timeline(machine: Machine, instance: str) -> None:

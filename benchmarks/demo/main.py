@@ -20,7 +20,7 @@ from typing import Any
 
 import figures
 from load import Load
-from machine import Machine, Wake, show_timeline
+from machine import Machine, Wake, gaps, show_timeline
 
 import engine
 
@@ -103,6 +103,12 @@ def back_to_one(machine: Machine) -> None:
     machine.settle(1)
 
 
+def told(wake: Wake) -> str:
+    """One wake in one line, with what its phases leave unnamed."""
+    unnamed = gaps(wake)
+    return f"{wake.rung:9} {wake.seconds:.3f} s, accounted {wake.accounted:.1%}" + (f" ({unnamed})" if unnamed else "")
+
+
 def under_load(machine: Machine, load: Load) -> tuple[dict[str, list[Wake]], float]:
     """Six scalings by shm and six by tcp under steady requests; also first tokens under that load."""
     wakes: dict[str, list[Wake]] = {rung: [] for rung in LOADED}
@@ -112,7 +118,7 @@ def under_load(machine: Machine, load: Load) -> tuple[dict[str, list[Wake]], flo
             for rung in LOADED:
                 wake = machine.wake(rung, figures.unseen(f"loaded {rung} {n}"))
                 wakes[rung].append(wake)
-                say(f"    loaded {rung:9} {wake.seconds:.3f} s, accounted {wake.accounted:.1%}")
+                say(f"    loaded {told(wake)}")
                 time.sleep(PAUSE)
                 back_to_one(machine)
                 time.sleep(PAUSE)
@@ -149,7 +155,7 @@ def quiet(machine: Machine) -> dict[str, list[Wake]]:
         for n in range(ROUNDS):
             wake = machine.wake(rung, figures.unseen(f"quiet {rung} {n}"))
             wakes[rung].append(wake)
-            say(f"    quiet  {rung:9} {wake.seconds:.3f} s, accounted {wake.accounted:.1%}")
+            say(f"    quiet  {told(wake)}")
             back_to_one(machine)
     return wakes
 

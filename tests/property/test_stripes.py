@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from itertools import pairwise
 
 from hypothesis import given
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 
 from relight.core.fingerprint import Fingerprint
 from relight.transfer.manifest import TensorEntry, WeightManifest
-from relight.transfer.plan import shares, stripes
+from relight.transfer.plan import HUGE, shares, stripes
 
 
 @st.composite
@@ -58,6 +57,6 @@ def test_pages_are_dealt_out_once_evenly_and_whole(length: int, streams: int) ->
     assert dealt[0][0] == 0
     assert dealt[-1][1] == length
     assert all(first[1] == second[0] for first, second in pairwise(dealt))
-    assert all(start % mmap.PAGESIZE == 0 for start, stop in dealt if stop > start)
-    pages = [-(-(stop - start) // mmap.PAGESIZE) for start, stop in dealt]
+    assert all(start % HUGE == 0 for start, stop in dealt if stop > start)
+    pages = [-(-(stop - start) // HUGE) for start, stop in dealt]
     assert max(pages) - min(pages) <= 1
