@@ -23,6 +23,12 @@ setup-engine: ## Set up the engine environment alone
 demo: setup ## The main job on this machine: a guardian becomes a proven replica; ends with one line of JSON
 	@$(BIN)/python benchmarks/demo/main.py
 
+.PHONY: setup-peers bench-transfer
+setup-peers: ## Set up other transfer engines to compare with
+	@$(PYTHON) scripts/setup_environments.py engine peers
+bench-transfer: setup setup-peers ## Verified transfer against raw copies, sockets and other engines; ends with one line of JSON
+	@$(BIN)/python benchmarks/transfer/main.py
+
 .PHONY: test test-fast test-engine
 test: setup ## The tests of every change, with real vLLM (session-wide pair of engines)
 	@$(BIN)/python -m pytest

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from relight.agent.devices.base import Device
 from relight.core.ids import is_name
+from relight.core.tls import TlsFiles
 from relight.protos import settings
 from relight.protos.settings import Attached, Strict
 
@@ -36,6 +37,8 @@ class AgentConfig(Attached):
     """Address that engines and their data sockets listen on."""
     force_tcp: bool = False
     """Behave as if no other slot were on this host."""
+    data_tls: bool = False
+    """Weights travel between hosts over TLS alone, under `tls`."""
     devices: Annotated[tuple[CpuDevice, ...], Field(min_length=1)]
     engines: dict[str, dict[str, Any]]
     """Engine name -> the driver's settings."""
@@ -57,6 +60,16 @@ class AgentConfig(Attached):
         if value is not None and not value.is_absolute():
             raise ValueError("an absolute path")
         return value
+
+    @model_validator(mode="after")
+    def _secured(self) -> AgentConfig:
+        if self.data_tls and self.tls is None:
+            raise ValueError("data_tls needs tls: its certificates are those that weights travel under")
+        return self
+
+    def weights_tls(self) -> TlsFiles | None:
+        """What weights travel under between hosts."""
+        return self.tls.files() if self.data_tls and self.tls else None
 
     @property
     def socket(self) -> Path:

@@ -76,7 +76,8 @@ class Agent:
         """
         running = await self._link.open()
         ledger = Ledger(self._backend, self._link.owner)
-        tools = Tools(self._clock, self._drivers, self._link, ledger, self._config.bind_host, self._config.force_tcp)
+        own = self._config
+        tools = Tools(self._clock, self._drivers, self._link, ledger, own.bind_host, own.force_tcp, own.weights_tls())
         parents = {d.id: d.parent for d in self._backend.enumerate()}
         transitions = Transitions(tools, self._journal, self._config.state_dir, parents, self._changed)
         self._transitions = transitions

@@ -73,7 +73,7 @@ class Residency:
     def __init__(self, settings: Settings, rank: int, memory: ModelMemory, clock: Clock) -> None:
         """`settings` name the instance, its revision and where it listens; `rank` tells its sockets apart."""
         self._memory, self._instance, self._streams, self._clock = memory, settings.instance, settings.streams, clock
-        self._socket, self._bind_host = settings.source_socket(rank), settings.bind_host
+        self._socket, self._bind_host, self._tls = settings.source_socket(rank), settings.bind_host, settings.tls
         self._lock = threading.Lock()
         self.state = Residence.AWAKE
         self.level = 0
@@ -104,7 +104,7 @@ class Residency:
             generation = self.source.manifest.generation + 1
             self.source.open(generation, key)
             if not self._listeners:
-                self._listeners = (ShmListener(self._socket), TcpListener(self._bind_host))
+                self._listeners = (ShmListener(self._socket), TcpListener(self._bind_host, tls=self._tls))
                 self._addresses = {each.kind: each.register(self.source) for each in self._listeners}
             return {"generation": generation, **self._addresses}
 
@@ -176,7 +176,7 @@ class Residency:
         if kind is RungKind.PEER_SHM:
             return lambda: ShmReader(address, grant, source, READ_DEADLINE)
         if kind is RungKind.PEER_TCP:
-            return lambda: TcpReader(address, grant, source, READ_DEADLINE)
+            return lambda: TcpReader(address, grant, source, READ_DEADLINE, self._tls)
         host = self._host_copy
         if host is None:
             raise LocalFault("no host copy is kept: the member slept at level 2")

@@ -7,19 +7,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from relight.core.errors import FieldError, InvalidInput
+from relight.core.tls import TlsFiles
 
 INSTANCE = "RELIGHT_INSTANCE"
 DIRECTORY = "RELIGHT_ENGINE_DIR"
 BIND_HOST = "RELIGHT_BIND_HOST"
 REVISION = "RELIGHT_CONTENT_REVISION"
 STREAMS = "RELIGHT_STREAMS"
+TLS = ("RELIGHT_TLS_CERTIFICATE", "RELIGHT_TLS_PRIVATE_KEY", "RELIGHT_TLS_AUTHORITY")
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """`directory` is private to the instance and holds its sockets; `bind_host` is where tcp sources listen.
 
-    `revision` names the content that the engine loads at start; `streams` is how many streams a refill uses.
+    `revision` names the content that the engine loads at start; `streams` is how many streams a refill uses. With `tls`
+    weights travel between hosts over TLS alone.
     """
 
     instance: str
@@ -27,6 +30,7 @@ class Settings:
     bind_host: str
     revision: str
     streams: int
+    tls: TlsFiles | None = None
 
     def control_socket(self, rank: int) -> Path:
         """Where the member of this rank takes the agent's calls."""
@@ -47,8 +51,12 @@ def read(environ: Mapping[str, str]) -> Settings:
     streams = environ.get(STREAMS, "2")
     if not streams.isdigit() or not 1 <= int(streams) <= 64:
         wrong.append(FieldError(STREAMS, "a number from 1 to 64", streams))
+    files = [environ.get(name, "") for name in TLS]
+    if any(files) and not all(files):
+        wrong += [FieldError(n, "set with the others", "nothing") for n, f in zip(TLS, files, strict=True) if not f]
     if wrong:
         raise InvalidInput("the engine was not started by an agent", wrong)
     return Settings(
-        environ[INSTANCE], Path(environ[DIRECTORY]), environ[BIND_HOST], environ.get(REVISION, ""), int(streams)
-    )
+        environ[INSTANCE], Path(environ[DIRECTORY]), environ[BIND_HOST], environ.get(REVISION, ""), int(streams),
+        TlsFiles(*map(Path, files)) if all(files) else None,
+    )  # fmt: skip

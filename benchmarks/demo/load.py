@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
+import multiprocessing
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -23,60 +23,72 @@ PERIOD = 1.0
 
 
 class Load:
-    """Open-loop: a slow answer does not delay the next request. An error, a cut stream and a wrong text all fail."""
+    """Open-loop: a slow answer does not delay the next request. An error, a cut stream and a wrong text all fail.
+
+    The requests come from a process of their own, so that they do not take the interpreter from the client that wakes
+    are timed by.
+    """
 
     def __init__(self, gateway: str) -> None:
-        self._url = f"{gateway}/v1/completions"
-        self._http = httpx.Client(timeout=120.0, trust_env=False)
-        self._stop = threading.Event()
-        self._lock = threading.Lock()
+        self._gateway = gateway
         self.sent = 0
         self.failures: list[str] = []
-        self._expected = {p: self._ask(p) for p in PROMPTS}
-
-    def _ask(self, prompt: str) -> str:
-        body: dict[str, Any] = {
-            "model": NAME, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "stream": True, "ignore_eos": True,
-        }  # fmt: skip
-        text, done = "", False
-        with self._http.stream("POST", self._url, json=body) as answer:
-            if answer.status_code != 200:
-                raise RuntimeError(f"HTTP {answer.status_code}: {answer.read().decode()[:200]}")
-            for line in answer.iter_lines():
-                if line == "data: [DONE]":
-                    done = True
-                elif line.startswith("data: {"):
-                    text += json.loads(line[6:])["choices"][0]["text"]
-        if not done:
-            raise RuntimeError("the stream was cut")
-        return text
-
-    def _one(self, prompt: str) -> None:
-        try:
-            got = self._ask(prompt)
-            failure = "" if got == self._expected[prompt] else f"{prompt!r}: {got!r}, not {self._expected[prompt]!r}"
-        except (httpx.HTTPError, RuntimeError, KeyError, ValueError) as error:
-            failure = f"{prompt!r}: {type(error).__name__}: {error}"
-        if failure:
-            with self._lock:
-                self.failures.append(f"at {time.strftime('%H:%M:%S')} {failure}")
+        self._expected = {p: ask(httpx.Client(timeout=120.0, trust_env=False), gateway, p) for p in PROMPTS}
 
     def __enter__(self) -> Load:
-        self._stop.clear()
-        self._pool = ThreadPoolExecutor(64)
-        self._thread = threading.Thread(target=self._run, name="load")
-        self._thread.start()
+        spawn = multiprocessing.get_context("spawn")
+        self._stop, self._told = spawn.Event(), spawn.SimpleQueue()
+        arguments = (self._gateway, self._expected, self._stop, self._told)
+        self._process = spawn.Process(target=_drive, args=arguments, name="load", daemon=True)
+        self._process.start()
+        self._told.get()  # its requests begin now
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._thread.join()
-        self._pool.shutdown(wait=True)
+        sent, failures = self._told.get()
+        self._process.join(30)
+        self.sent += sent
+        self.failures += failures
 
-    def _run(self) -> None:
-        begun = time.monotonic()
-        number = 0
-        while not self._stop.wait(max(begun + number * PERIOD - time.monotonic(), 0)):
-            self._pool.submit(self._one, PROMPTS[number % len(PROMPTS)])
+
+def ask(http: httpx.Client, gateway: str, prompt: str) -> str:
+    """The text of one streamed answer. Raises RuntimeError unless it came whole."""
+    body: dict[str, Any] = {
+        "model": NAME, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "stream": True, "ignore_eos": True,
+    }  # fmt: skip
+    text, done = "", False
+    with http.stream("POST", f"{gateway}/v1/completions", json=body) as answer:
+        if answer.status_code != 200:
+            raise RuntimeError(f"HTTP {answer.status_code}: {answer.read().decode()[:200]}")
+        for line in answer.iter_lines():
+            if line == "data: [DONE]":
+                done = True
+            elif line.startswith("data: {"):
+                text += json.loads(line[6:])["choices"][0]["text"]
+    if not done:
+        raise RuntimeError("the stream was cut")
+    return text
+
+
+def _drive(gateway: str, expected: dict[str, str], stop: Any, told: Any) -> None:
+    """The process: tells once that it begins, and at the end what it sent and what failed."""
+    http = httpx.Client(timeout=120.0, trust_env=False)
+    failures: list[str] = []
+
+    def one(prompt: str) -> None:
+        try:
+            got = ask(http, gateway, prompt)
+            failure = "" if got == expected[prompt] else f"{prompt!r}: {got!r}, not {expected[prompt]!r}"
+        except (httpx.HTTPError, RuntimeError, KeyError, ValueError) as error:
+            failure = f"{prompt!r}: {type(error).__name__}: {error}"
+        if failure:
+            failures.append(f"at {time.strftime('%H:%M:%S')} {failure}")
+
+    told.put("begun")
+    begun, number = time.monotonic(), 0
+    with ThreadPoolExecutor(64) as pool:
+        while not stop.wait(max(begun + number * PERIOD - time.monotonic(), 0)):
+            pool.submit(one, PROMPTS[number % len(PROMPTS)])
             number += 1
-            self.sent += 1
+    told.put((number, failures))

@@ -100,6 +100,8 @@ class MachineConfig(_Strict):
     nodes: Annotated[tuple[NodeEntry, ...], Field(min_length=1)]
     models: Annotated[tuple[ModelConfig, ...], Field(min_length=1)]
     hold: HoldEntry = HoldEntry()
+    data_tls: bool = False
+    """Weights that go over tcp go over TLS; reads over shared memory never leave the host."""
     log_level: Annotated[str, Field(pattern="^(debug|info|warning|error)$")] = "info"
 
 

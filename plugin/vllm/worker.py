@@ -11,6 +11,7 @@ import hashlib
 import json
 import mmap
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -38,6 +39,9 @@ from relight.transfer.manifest import Canary, WeightManifest
 LAYOUT_VERSION = "1"
 """Changes whenever the same engine would lay the same weights out differently."""
 PROGRESS_STEP = 16 << 20
+SWITCH_SECONDS = 5e-4
+"""How long a decoding engine may keep the interpreter from a thread that serves a reader: a tenth of the usual time,
+since a reader needs it dozens of times."""
 
 log = get_logger("plugin.vllm.worker")
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -59,6 +63,7 @@ class RelightCPUWorker(CPUWorker):  # type: ignore[misc]
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
         configure("engine")
+        sys.setswitchinterval(SWITCH_SECONDS)
         super().load_model(load_dummy_weights=load_dummy_weights)
         self._relight_settings = environment.read(os.environ)
         self._relight_weights = Weights(self.get_model(), self._relight_settings.instance)

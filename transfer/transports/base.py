@@ -14,8 +14,9 @@ from typing import Protocol
 from relight.transfer.manifest import WeightManifest
 from relight.transfer.source import Source
 
-READ_BYTES = 4 << 20
-"""Largest single read: the unit in which grant, pin and generation are checked at the source."""
+READ_BYTES = 32 << 20
+"""Largest single read: the unit in which grant, pin and generation are checked at the source. Each costs the source's
+interpreter a few turns, which a serving engine may keep for milliseconds."""
 
 
 class Listener(Protocol):

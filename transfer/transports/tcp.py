@@ -1,14 +1,19 @@
-"""tcp: blocking sockets, a thread per stream, received straight into place. For hosts without anything faster."""
+"""tcp: blocking sockets, a thread per stream, received straight into place. For hosts without anything faster.
+
+With certificates, the same over TLS, under addresses of their own (`tls:`): a receiver that has certificates reads from
+no source that lacks them, and the other way round.
+"""
 
 from __future__ import annotations
 
 import os
 import socket
 
-from relight.core.errors import InvalidInput, RemoteFault
+from relight.core.errors import InvalidInput, LocalFault, RemoteFault
+from relight.core.tls import TlsFiles
 from relight.transfer.manifest import WeightManifest
 from relight.transfer.source import Source
-from relight.transfer.transports import wire
+from relight.transfer.transports import secured, wire
 
 
 def _send(sock: socket.socket, source: Source, offset: int, length: int) -> None:
@@ -23,28 +28,37 @@ def _send(sock: socket.socket, source: Source, offset: int, length: int) -> None
         offset += sent
 
 
+def _send_secured(sock: socket.socket, source: Source, offset: int, length: int) -> None:
+    """Sends through TLS, which has to touch every byte anyway."""
+    sock.sendall(source.segment.view[offset : offset + length])
+
+
 class TcpListener:
     """Serves one source on one address of one interface; never on all of them unless told so."""
 
     kind = "tcp"
 
-    def __init__(self, host: str, port: int = 0) -> None:
-        self._host, self._port = host, port
+    def __init__(self, host: str, port: int = 0, tls: TlsFiles | None = None) -> None:
+        self._host, self._port, self._tls = host, port, tls
         self._acceptor: wire.Acceptor | None = None
 
     def register(self, source: Source) -> str:
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        context = secured.serving(self._tls) if self._tls else None
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         wire.listening(listener, (self._host, self._port))
         port = listener.getsockname()[1]
 
-        def handle(sock: socket.socket) -> None:
+        def prepare(sock: socket.socket) -> socket.socket:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            wire.serve(sock, source, wire.welcome_plain, _send)
+            return secured.accepted(sock, context) if context else sock
 
-        self._acceptor = wire.Acceptor(listener, handle, "relight-tcp-source")
-        return f"tcp:{self._host}:{port}"
+        def handle(sock: socket.socket) -> None:
+            wire.serve(sock, source, wire.welcome_plain, _send_secured if context else _send)
+
+        self._acceptor = wire.Acceptor(listener, handle, "relight-tcp-source", prepare)
+        return f"{'tls' if context else 'tcp'}:{self._host}:{port}"
 
     def release(self) -> None:
         if self._acceptor is not None:
@@ -53,22 +67,39 @@ class TcpListener:
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """(host, port) of `tcp:host:port`. Raises InvalidInput."""
+    """(host, port) of `tcp:host:port` or `tls:host:port`. Raises InvalidInput."""
     scheme, _, rest = address.partition(":")
     host, _, port = rest.rpartition(":")
-    if scheme != "tcp" or not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise InvalidInput(f"expected an address tcp:host:port, got {address!r}")
+    if scheme not in ("tcp", "tls") or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise InvalidInput(f"expected an address tcp:host:port or tls:host:port, got {address!r}")
     return host, int(port)
+
+
+def _secured(sock: socket.socket, tls: TlsFiles, source: str) -> socket.socket:
+    try:
+        return secured.reading(tls).wrap_socket(sock)
+    except LocalFault:
+        sock.close()
+        raise
+    except OSError as error:
+        sock.close()
+        raise RemoteFault(f"{source}: no TLS with it: {error}") from error
 
 
 class TcpReader(wire.SocketReader):
     """One stream from a source over TCP. `deadline` bounds each wait, in seconds."""
 
-    def __init__(self, address: str, grant: str, source: str, deadline: float) -> None:
+    def __init__(self, address: str, grant: str, source: str, deadline: float, tls: TlsFiles | None = None) -> None:
         host, port = parse_address(address)
+        if address.startswith("tls:") and tls is None:
+            raise LocalFault(f"{source} serves over TLS alone, and this member has no certificate: set data_tls")
+        if address.startswith("tcp:") and tls is not None:
+            raise RemoteFault(f"{source} serves in the clear, and this member reads over TLS alone: set data_tls there")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         sock = wire.connected(socket.socket(family, socket.SOCK_STREAM), (host, port), deadline, source)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if tls is not None:
+            sock = _secured(sock, tls, source)
         super().__init__(sock, source)
         try:
             self._manifest = self.hello(grant)

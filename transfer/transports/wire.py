@@ -128,9 +128,17 @@ def welcome_plain(sock: socket.socket, manifest: bytes) -> None:
 class Acceptor:
     """Accepts connections on one listening socket, a thread for each, until it is closed."""
 
-    def __init__(self, listener: socket.socket, handle: Callable[[socket.socket], None], name: str) -> None:
-        self._listener, self._handle = listener, handle
+    def __init__(
+        self,
+        listener: socket.socket,
+        handle: Callable[[socket.socket], None],
+        name: str,
+        prepare: Callable[[socket.socket], socket.socket] = lambda sock: sock,
+    ) -> None:
+        """`prepare` makes of an accepted connection the one that is served, in its own thread; it may raise OSError."""
+        self._listener, self._handle, self._prepare = listener, handle, prepare
         self._open: set[socket.socket] = set()
+        self._closed = False
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -141,22 +149,30 @@ class Acceptor:
                 sock, _ = self._listener.accept()
             except OSError:
                 return
-            with self._lock:
-                self._open.add(sock)
             threading.Thread(target=self._one, args=(sock,), name=self._thread.name, daemon=True).start()
 
-    def _one(self, sock: socket.socket) -> None:
+    def _one(self, accepted: socket.socket) -> None:
         try:
-            with sock:
-                self._handle(sock)
-        finally:
+            sock = self._prepare(accepted)
+        except OSError:
+            accepted.close()
+            return
+        with sock:
             with self._lock:
-                self._open.discard(sock)
+                if self._closed:
+                    return
+                self._open.add(sock)
+            try:
+                self._handle(sock)
+            finally:
+                with self._lock:
+                    self._open.discard(sock)
 
     def close(self) -> None:
         """Stops accepting and cuts what is open."""
         with self._lock:
-            # A reader may be leaving at this very moment: the set is read while nobody changes it.
+            # A reader may be coming or leaving at this very moment: the set is read while nobody changes it.
+            self._closed = True
             served = list(self._open)
         # shutdown wakes the thread that blocks in accept; close alone does not.
         for sock in (self._listener, *served):

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from relight.core.clock import VirtualClock
+from relight.controller.cli import pki
+from relight.core.clock import SystemClock, VirtualClock
 from relight.core.fingerprint import Fingerprint
+from relight.core.tls import TlsFiles
 from relight.transfer import grants
 from relight.transfer.manifest import Canary, TensorEntry, WeightManifest
 from relight.transfer.segment import Segment
@@ -76,8 +78,24 @@ def rig() -> Iterator[Rig]:
 Connector = Callable[[Rig, str], Callable[[], Reader]]
 
 
-@pytest.fixture(params=["memory", "shm", "tcp"])
-def connector(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Connector]:
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TlsFiles]:
+    """name -> the files of that end; `stranger` has an authority of its own."""
+    made = tmp_path_factory.mktemp("tls")
+    pki.make(made / "fleet", ("source", "receiver"), SystemClock())
+    pki.make(made / "other", ("stranger",), SystemClock())
+
+    def files(name: str) -> TlsFiles:
+        home = made / ("other" if name == "stranger" else "fleet")
+        return TlsFiles(home / f"{name}.pem", home / f"{name}.key", home / "ca.pem")
+
+    return files
+
+
+@pytest.fixture(params=["memory", "shm", "tcp", "tls"])
+def connector(
+    request: pytest.FixtureRequest, tmp_path: Path, certificates: Callable[[str], TlsFiles]
+) -> Iterator[Connector]:
     """(rig, grant) -> connect: the same source over each transport."""
     with ExitStack() as stack:
 
@@ -89,9 +107,10 @@ def connector(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Connec
                 address = listener.register(rig.source)
                 stack.callback(listener.release)
                 return lambda: ShmReader(address, grant, "i-source", 5.0)
-            listener = TcpListener("127.0.0.1")
+            ours, theirs = (certificates(n) if request.param == "tls" else None for n in ("receiver", "source"))
+            listener = TcpListener("127.0.0.1", tls=theirs)
             address = listener.register(rig.source)
             stack.callback(listener.release)
-            return lambda: TcpReader(address, grant, "i-source", 5.0)
+            return lambda: TcpReader(address, grant, "i-source", 5.0, ours)
 
         yield make
