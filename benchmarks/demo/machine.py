@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,7 @@ class Machine:
         scaling = self.scaling(replicas, rung)
 
         def ask() -> None:
+            stand_apart()
             ready.wait()
             got["sent"] = time.time()
             with streamed(pinned) as answer:
@@ -196,6 +198,15 @@ class Machine:
             except OSError:
                 continue
         return total
+
+
+def stand_apart() -> None:
+    """Lets this thread go first: a client stands for another machine, and must not wait for the cores that are measured.
+
+    Without the right to it (it takes root) its waits are in the figures.
+    """
+    with suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), -10)
 
 
 def covered(timeline: dict[str, Any], begun: float, ended: float) -> float:
