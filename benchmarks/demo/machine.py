@@ -201,7 +201,7 @@ class Machine:
 
 
 def stand_apart() -> None:
-    """Lets this thread go first: a client stands for another machine, and must not wait for the cores that are measured.
+    """Lets this thread go first: a client stands for another machine, and must not wait for the cores under test.
 
     Without the right to it (it takes root) its waits are in the figures.
     """
