@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
 
 from relight.core.errors import InvalidInput, RelightError
 
@@ -41,7 +43,8 @@ class FailpointHit(RelightError):
 class _Armed:
     action: str
     on_pass: int | None
-    passes: int = 0
+    passes: Iterator[int] = field(default_factory=lambda: count(1))
+    """Taken by several threads: each pass gets a number of its own."""
 
 
 def parse(text: str) -> dict[str, _Armed]:
@@ -51,10 +54,10 @@ def parse(text: str) -> dict[str, _Armed]:
         name, _, action = part.partition("=")
         nth: int | None = None
         if "*" in action:
-            count, _, action = action.partition("*")
-            if not count.isdigit() or int(count) < 1:
+            times, _, action = action.partition("*")
+            if not times.isdigit() or int(times) < 1:
                 raise InvalidInput(f"{VARIABLE}: in {part!r} expected a count of at least 1 before '*'")
-            nth = int(count)
+            nth = int(times)
         if name not in KNOWN:
             raise InvalidInput(f"{VARIABLE}: unknown failpoint {name!r}; known: {', '.join(sorted(KNOWN))}")
         if action not in ACTIONS:
@@ -73,8 +76,7 @@ def hit(name: str, buffer: memoryview | None = None) -> None:
     point = _armed.get(name)
     if point is None:
         return
-    point.passes += 1
-    if point.on_pass is not None and point.passes != point.on_pass:
+    if next(point.passes) != point.on_pass and point.on_pass is not None:
         return
     if point.action == "exit":
         os._exit(137)

@@ -62,6 +62,6 @@ def demo_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     assert (path / "model.safetensors").exists(), "no demo model: run `make setup`"
     model = {
         "name": "smollm2", "uri": str(path), "args": [*EAGER, "--kv-cache-memory-bytes=134217728"],
-        "env": {"RELIGHT_FAILPOINTS": "transfer.source.serve=20*exit"},
+        "env": {"RELIGHT_FAILPOINTS": "transfer.source.serve=7*exit"},
     }  # fmt: skip
     yield from _live(tmp_path_factory.mktemp("d"), model)
