@@ -164,6 +164,7 @@ def _pack(weight: torch.Tensor, in_place: InPlace | None) -> tuple[Callable[...,
         if same and (rows := rows_of(packed, plain)) is not None:
             weight.copy_(packed)
             return _packed_product, rows
+        return _plain_product, None
     elif in_place is not None:
         try:
             handler = in_place.handler(weight)
@@ -184,7 +185,8 @@ def _packed_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | 
 
 
 def _plain_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    return nn.functional.linear(x, weight, bias)
+    # `keep_plain` widened the bias for the packed kernel, which then could not take the weight.
+    return nn.functional.linear(x, weight, None if bias is None else bias.to(x.dtype))
 
 
 def _handler_product(handler: Any) -> Callable[..., torch.Tensor]:

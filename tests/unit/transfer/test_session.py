@@ -9,7 +9,7 @@ import pytest
 
 from relight.core import failpoints
 from relight.core.clock import SystemClock
-from relight.core.errors import ModelDirty, RemoteFault
+from relight.core.errors import LocalFault, ModelDirty, RemoteFault
 from relight.transfer.manifest import TensorEntry
 from relight.transfer.session import Received, refill
 from tests.unit.transfer.conftest import LAYOUT, Connector, Rig
@@ -170,6 +170,21 @@ def test_no_thread_is_left_after_a_failed_refill(
     with pytest.raises(ModelDirty):
         _refill(rig, connector(rig, rig.grant()))
     assert not [t.name for t in threading.enumerate() if t.name.startswith("relight-pull")]
+
+
+def test_a_defect_in_one_stream_ends_the_refill_instead_of_leaving_the_others_waiting(
+    rig: Rig, connector: Connector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual, calls = rig.target.populate, iter(range(100))
+
+    def defective(start: int, stop: int) -> None:
+        if next(calls) == 0:
+            raise ValueError("a defect")
+        usual(start, stop)
+
+    monkeypatch.setattr(rig.target, "populate", defective)
+    with pytest.raises(LocalFault, match="ValueError: a defect"):
+        _refill(rig, connector(rig, rig.grant()))
 
 
 def test_many_receivers_at_once_all_get_the_bytes(rig: Rig, connector: Connector) -> None:
