@@ -20,6 +20,8 @@ PROMPTS = (
 with its size, cannot make another text right."""
 TOKENS = 8
 PERIOD = 1.0
+DEADLINE = 60.0
+"""Seconds until the process must have begun; it has three times as long to get its last answers."""
 
 
 class Load:
@@ -37,16 +39,16 @@ class Load:
 
     def __enter__(self) -> Load:
         spawn = multiprocessing.get_context("spawn")
-        self._stop, self._told = spawn.Event(), spawn.SimpleQueue()
+        self._stop, self._told = spawn.Event(), spawn.Queue()
         arguments = (self._gateway, self._expected, self._stop, self._told)
         self._process = spawn.Process(target=_drive, args=arguments, name="load", daemon=True)
         self._process.start()
-        self._told.get()  # its requests begin now
+        self._told.get(timeout=DEADLINE)  # its requests begin now
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        sent, failures = self._told.get()
+        sent, failures = self._told.get(timeout=3 * DEADLINE)
         self._process.join(30)
         self.sent += sent
         self.failures += failures

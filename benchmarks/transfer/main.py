@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -38,6 +39,8 @@ HERE = Path(__file__).resolve().parent
 BODIES = ("1gib", "model")
 CERTIFICATES = "RELIGHT_BENCH_CERTIFICATES"
 ROUNDS = 5
+DEADLINE = 120.0
+"""Seconds that a contender has to start, and for each transfer."""
 PATHS = {"shm": ("raw_shm", "relight_shm"), "tcp": ("raw_tcp", "relight_tcp")}
 BEGUN = time.monotonic()
 
@@ -80,11 +83,16 @@ class Runner:
     def _line(self) -> dict[str, Any]:
         if self.process is None or self.process.stdout is None:
             return {}
-        while line := self.process.stdout.readline():
-            # Engines print what they like on standard output.
-            if line.startswith("{"):
-                return dict(json.loads(line))
-        return {}
+        watch = threading.Timer(DEADLINE, self._kill)
+        watch.start()
+        try:
+            while line := self.process.stdout.readline():
+                # Engines print what they like on standard output.
+                if line.startswith("{"):
+                    return dict(json.loads(line))
+            return {}
+        finally:
+            watch.cancel()
 
     def run(self) -> None:
         """One transfer."""
@@ -102,11 +110,15 @@ class Runner:
     def stop(self) -> None:
         """Ends receiver and source."""
         if self.process is not None:
-            # The source is in the receiver's group.
-            with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
+            self._kill()
             self.process.wait(30)
             self.process = None
+
+    def _kill(self) -> None:
+        # The source is in the receiver's group.
+        with suppress(ProcessLookupError):
+            if self.process is not None:
+                os.killpg(self.process.pid, signal.SIGKILL)
 
     def median(self, what: str) -> float | None:
         """Of five rounds; the first transfer, which was compared, is not among them."""
@@ -195,16 +207,15 @@ def report(found: dict[str, dict[str, Runner]]) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", choices=WAYS, help="these contenders alone: for trying out")
-    arguments = parser.parse_args()
-    names = arguments.only or list(WAYS)
+    parser.parse_args()
+    names = list(WAYS)
     found = {}
     for of in BODIES:
         say(f"{of}: {', '.join(names)}")
         found[of] = measure(of, names)
     table(found)
     result = report(found)
-    missing = [p for p, (_, own) in PATHS.items() if not all(f[own].seconds for f in found.values() if own in f)]
+    missing = [name for pair in PATHS.values() for name in pair if not all(f[name].seconds for f in found.values())]
     missing += [f"a peer for {path}" for path, others in result["peers"].items() if not others]
     if missing:
         print(f"bench-transfer: did not run: {', '.join(missing)}", file=sys.stderr)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ LAYOUT = {"engine": "benchmark"}
 DEADLINE = 30.0
 
 
-class _Ours:
+class _Ours(ABC):
     def __init__(self, sizes: list[int], length: int) -> None:
         self._sizes, self._length = sizes, length
 
@@ -73,11 +74,13 @@ class _Ours:
         )  # fmt: skip
         return {"setup_seconds": setup, "refill_seconds": time.perf_counter() - begun}
 
+    @abstractmethod
     def _listen(self) -> Listener:
-        raise NotImplementedError
+        """The source's end, not yet registered."""
 
+    @abstractmethod
     def _reader(self) -> Reader:
-        raise NotImplementedError
+        """A new connection."""
 
 
 class Shm(_Ours):

@@ -165,7 +165,7 @@ def _pack(weight: torch.Tensor, in_place: InPlace | None) -> tuple[Callable[...,
             weight.copy_(packed)
             return _packed_product, rows
         return _plain_product, None
-    elif in_place is not None:
+    if in_place is not None:
         try:
             handler = in_place.handler(weight)
         except (NotTaken, RuntimeError):
