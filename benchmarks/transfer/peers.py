@@ -75,9 +75,8 @@ class _Nixl(_Peer):
     def pull(self) -> dict[str, float]:
         state = self._held.transfer(self._handle)
         while state == "PROC":
-            time.sleep(
-                0
-            )  # gives the interpreter away: NIXL's own threads do the work, and tell nobody when they are done
+            # Gives the interpreter away: NIXL's own threads do the work, and tell nobody when it is done.
+            time.sleep(0)
             state = self._held.check_xfer_state(self._handle)
         if state != "DONE":
             raise SystemExit(f"NIXL ended a transfer with {state}")
