@@ -153,6 +153,7 @@ class Machine:
         thread.start()
         ready.wait()
         scaled = time.time()
+        scaling.headers["x-request-start"] = f"t={scaled:.6f}"
         accepted = self.api.send(scaling).raise_for_status()
         # Until the token is there this thread stays out of the way of the one that waits for it.
         thread.join(SETTLE_DEADLINE)

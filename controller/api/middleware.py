@@ -1,4 +1,4 @@
-"""Around every request: its id in and out, when it was received, and who is asking."""
+"""Around every request: its id in and out, when it was sent, and who is asking."""
 
 from __future__ import annotations
 
@@ -14,7 +14,20 @@ from relight.core.errors import Denied
 from relight.core.ids import new_id
 
 OPEN_PATHS = frozenset({"/healthz", "/livez", "/readyz", "/metrics", "/openapi.json"})
+SENT_SECONDS = 5.0
+"""How long a request may have been on its way, by its sender's clock, for that clock to be believed."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+_SENT = re.compile(rb"t=([0-9]{1,10}\.[0-9]{1,9})")
+
+
+def _received_at(said: bytes, now: float) -> float:
+    """When the request was sent, where `X-Request-Start: t=<seconds since the epoch>` says so; else `now`.
+
+    Proxies set that header so that waiting before the server is seen. A clock that differs is not believed.
+    """
+    found = _SENT.fullmatch(said)
+    sent = float(found[1]) if found else now
+    return sent if now - SENT_SECONDS <= sent <= now else now
 
 
 class Gate:
@@ -38,7 +51,7 @@ class Gate:
             await send(message)
 
         state = scope.setdefault("state", {})
-        state["received_at"] = self._clock.now()
+        state["received_at"] = _received_at(headers.get(b"x-request-start", b""), self._clock.now())
         if scope["path"] not in OPEN_PATHS:
             try:
                 header = headers.get(b"authorization")

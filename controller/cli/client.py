@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 
+from relight.core.clock import SystemClock
 from relight.core.errors import Conflict, Denied, InvalidInput, NotFound, RelightError, TooOld, Unavailable
 
 EXIT = {
@@ -75,6 +76,7 @@ class Client:
         """The answer's JSON. Raises by what to do next; Unavailable when nobody answers."""
         parameters = _parameters(query or {})
         headers = {"content-type": "application/json"} if body is not None else {}
+        headers["x-request-start"] = f"t={SystemClock().now():.6f}"
         try:
             answer = self._http.request(
                 method, path, params=parameters, content=None if body is None else json.dumps(body), headers=headers,

@@ -6,7 +6,7 @@ import json
 import httpx
 import pytest
 
-from support.controlplane import TOKENS, Running, model
+from support.controlplane import CLOCK, TOKENS, Running, model
 
 MODEL = "/api/v1/namespaces/default/models/m"
 SPEC = {k: v for k, v in model().items() if k not in ("name", "namespace")}
@@ -161,3 +161,25 @@ async def test_a_strange_request_id_is_replaced_and_a_plain_one_comes_back(runni
     assert reply.headers["x-request-id"] == "abc-1"
     reply = await running.client.get("/livez", headers={"X-Request-ID": "a b\tc"})
     assert reply.headers["x-request-id"].startswith("r-")
+
+
+@pytest.mark.parametrize(
+    ("header", "believed"),
+    [
+        ("t={:.6f}", True),
+        ("", False),
+        ("t=soon", False),
+        ("t=9999999999.5", False),
+        ("t=1.0", False),
+        ("{:.6f}", False),
+    ],
+)
+async def test_acceptance_begins_when_the_request_was_sent_if_the_senders_clock_can_be_believed(
+    running, header: str, believed: bool
+) -> None:
+    sent = CLOCK.now() - 0.5
+    headers = {"x-request-start": header.format(sent)}
+    reply = await running.client.put(f"{MODEL}/scale", json={"replicas": 1}, headers=headers)
+    (phase,) = [p for p in reply.json()["phases"] if p["name"] == "accept"]
+    assert (phase["start"] == pytest.approx(sent, abs=1e-5)) is believed
+    assert phase["start"] <= phase["end"]
