@@ -19,13 +19,14 @@ from relight.core.errors import Conflict, InvalidInput, LocalFault, ModelDirty, 
 from relight.core.records import Phase, RungKind
 from relight.plugin.settings import Settings
 from relight.transfer import grants
+from relight.transfer.breaker import Breaker
 from relight.transfer.manifest import Canary, TensorEntry, WeightManifest
 from relight.transfer.segment import Segment, copy
-from relight.transfer.session import OnProgress, Received, refill
+from relight.transfer.session import Cancel, Holder, Kept, OnProgress, Options, Wanted, refill
 from relight.transfer.source import Source
 from relight.transfer.transports.base import Connect, Listener
 from relight.transfer.transports.memory import MemoryReader
-from relight.transfer.transports.shm import ShmListener, ShmReader
+from relight.transfer.transports.shm import Pages, ShmListener, ShmReader
 from relight.transfer.transports.tcp import TcpListener, TcpReader
 
 READ_DEADLINE = 5.0
@@ -78,6 +79,7 @@ class Residency:
         self.state = Residence.AWAKE
         self.level = 0
         self._host_copy: Source | None = None
+        self._kept, self._cancel, self._breaker = Kept(), Cancel(), Breaker(clock)
         self._listeners: tuple[Listener, ...] = ()
         self._addresses: dict[str, str] = {}
         self._revision = settings.revision
@@ -137,6 +139,7 @@ class Residency:
     def _release(self, level: int) -> None:
         # The state changes first: should a release fail half-way, nothing may resume on what is left.
         self.state, self.level = Residence.ASLEEP, level
+        self._kept.clear()
         self._memory.segment.drop()
         self._memory.drop_derived()
 
@@ -148,7 +151,11 @@ class Residency:
         return Source(f"{self._instance} host copy", kept, self.source.manifest, self._clock)
 
     def suspend(self) -> None:
-        """Back to sleep from a refill that came to nothing (dirty, or a failed proof): memory is given back."""
+        """Back to sleep from a refill that came to nothing (dirty, or a failed proof): memory is given back.
+
+        One that still runs is cancelled.
+        """
+        self._cancel.set()
         with self._lock:
             level = self.level or 2
             self._release(level if self._host_copy is not None or level == 2 else 2)
@@ -174,7 +181,8 @@ class Residency:
 
     def _connector(self, kind: RungKind, address: str, grant: str, source: str) -> Connect:
         if kind is RungKind.PEER_SHM:
-            return lambda: ShmReader(address, grant, source, READ_DEADLINE)
+            pages = Pages()
+            return lambda: ShmReader(address, grant, source, READ_DEADLINE, pages)
         if kind is RungKind.PEER_TCP:
             return lambda: TcpReader(address, grant, source, READ_DEADLINE, self._tls)
         host = self._host_copy
@@ -192,20 +200,26 @@ class Residency:
     def _from_source(
         self, kind: RungKind, connect: Connect, revision: str, source: str, progress: OnProgress
     ) -> Restored:
-        got: Received = refill(
-            self._memory.segment, self._memory.layout, self._memory.table, revision, connect,
-            streams=self._streams, clock=self._clock, on_progress=progress,
-        )  # fmt: skip
+        self._cancel = Cancel()
+        got = refill(
+            self._memory.segment,
+            Wanted(self._memory.layout, self._memory.table, revision),
+            [Holder(source or "own host copy", connect, connections=self._streams)],
+            streams=self._streams,
+            clock=self._clock,
+            options=Options(kept=self._kept, cancel=self._cancel, breaker=self._breaker, on_progress=progress),
+        )
         try:
             self._memory.restore_scalars(got.manifest.scalars)
             self._memory.rebuild_derived()
         except LocalFault as error:
             raise ModelDirty(str(error), cause=RemoteFault(f"{source}: {error}")) from error
         self._adopt(got.manifest, revision)
-        return Restored(got.bytes, got.phases, f"{kind} from {source or 'own host copy'}, {got.streams} streams")
+        return Restored(got.bytes, got.phases, f"{kind} from {', '.join(got.holders)}, {self._streams} streams")
 
     def _from_disk(self, path: str, revision: str, begun: float) -> Restored:
         segment = self._memory.segment
+        self._kept.clear()
         try:
             segment.populate(0, segment.bytes)
             paged = self._clock.now()

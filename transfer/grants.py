@@ -13,6 +13,7 @@ import hashlib
 import hmac
 import json
 import secrets
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from relight.core.errors import Denied
@@ -58,10 +59,13 @@ def mint(key: str, claims: Claims) -> str:
     return f"{_b64(payload)}.{_b64(_sign(key, payload))}"
 
 
-def check(key: str, grant: str, *, now: float, source_instance: str, generation: int, manifest_digest: str) -> Claims:
+def check(
+    key: str, grant: str, *, now: float, source_instance: str, generation: int, manifest_digest: Callable[[], str]
+) -> Claims:
     """The claims of a grant that is valid here and now. Raises Denied saying what does not fit.
 
-    The signature is checked before anything inside is looked at.
+    The signature is checked before anything inside is looked at. `manifest_digest` is asked only when the grant names
+    one.
     """
     if len(grant) > MAX_GRANT_BYTES:
         raise Denied(f"a grant has at most {MAX_GRANT_BYTES} bytes")
@@ -80,7 +84,7 @@ def check(key: str, grant: str, *, now: float, source_instance: str, generation:
         raise Denied(f"the grant is for {claims.source_instance}, this is {source_instance}", authenticated=True)
     if claims.generation != generation:
         raise Denied(f"the grant is for generation {claims.generation}, this is {generation}", authenticated=True)
-    if claims.manifest_digest and claims.manifest_digest != manifest_digest:
+    if claims.manifest_digest and claims.manifest_digest != manifest_digest():
         raise Denied("the grant is for another manifest", authenticated=True)
     if not now < claims.expires_at:
         raise Denied(f"the grant expired {now - claims.expires_at:.1f} s ago", authenticated=True)

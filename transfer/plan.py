@@ -1,35 +1,26 @@
-"""Which bytes are read by which stream, in which order, and which pages they need. Pure: no I/O.
+"""Who reads which chunk from whom, in which order, over which path, and how long it will take. Pure: no I/O.
 
-A stripe is a run of whole tensors, so that one stream verifies each tensor as its bytes arrive and the
-reason for a refusal names the tensor. Stripes are contiguous in the segment and near-equal in bytes.
+An assignment says: "receiver j takes chunk i of shard r from holder h, once h has it". A star, a pipelined chain and a
+swarm are the same list; a failure is the same question again for what is unfinished (holders and receivers say what
+they
+have). Times are the fluid bound (no resource carries more than its capacity) and one chunk's time for each further hop.
+The bound and the scheme that reaches it, in which each receiver relays its share of the source's upload to all others,
+are Kumar and Ross, "Peer-Assisted File Distribution: The Minimum Distribution Time" (2006).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from relight.core.errors import InvalidInput
-from relight.transfer.manifest import TensorEntry, WeightManifest
-
-
-@dataclass(frozen=True, slots=True)
-class Stripe:
-    """What one stream reads: tensors in ascending offset, covering [start, stop) of the segment."""
-
-    stream: int
-    start: int
-    stop: int
-    tensors: tuple[TensorEntry, ...]
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of tensors, padding left out."""
-        return sum(t.bytes for t in self.tensors)
-
 
 HUGE = 2 << 20
 """Bytes of a huge page."""
+LOCAL_PATHS = frozenset({"memory", "shm", "nvlink"})
+"""Paths inside one host: a chunk crosses the network once per host, and spreads from there."""
 
 
 def shares(length: int, streams: int) -> list[tuple[int, int]]:
@@ -39,30 +30,267 @@ def shares(length: int, streams: int) -> list[tuple[int, int]]:
     return list(pairwise(cuts))
 
 
-def stripes(manifest: WeightManifest, streams: int) -> tuple[Stripe, ...]:
-    """Cuts the manifest into at most `streams` (>= 1) stripes; empty tensors are read by nobody.
+@dataclass(frozen=True, slots=True)
+class HolderEnd:
+    """Who can give chunks of `shard` now: all of them (`has` None), or those in `has`."""
 
-    The cut after each stream is the tensor boundary nearest to its even share, so no stripe exceeds the
-    even share by more than its largest tensor.
+    name: str
+    shard: int
+    has: frozenset[int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverEnd:
+    """Who needs chunks of `shard`: all (`missing` None), or those in `missing`. What it has it passes on."""
+
+    name: str
+    shard: int
+    host: str
+    missing: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """How `receiver` can read from `holder`: which path, how fast at best, through which resources, and why so."""
+
+    holder: str
+    receiver: str
+    path: str
+    bytes_per_second: float
+    uses: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a plan is made for.
+
+    `sizes`: bytes of each chunk, by shard. `capacities`: bytes per second of each resource that links use: a network
+    card in one direction, a source's share (its cap), a host's memory. What is already taken is not in them.
     """
-    if streams < 1:
-        raise InvalidInput(f"a transfer needs at least 1 stream, got {streams}")
-    left = sorted((t for t in manifest.tensors if t.bytes), key=lambda t: t.offset)
-    total = sum(t.bytes for t in left)
-    made: list[Stripe] = []
-    done = 0
-    while left:
-        streams_left = max(streams - len(made), 1)
-        share = (total - done) / streams_left
-        taken, size = 0, 0
-        while taken < len(left):
-            step = left[taken].bytes
-            # Stop where the boundary is nearest to the share; the last stream takes all the rest.
-            if taken and streams_left > 1 and size + step / 2 > share:
-                break
-            size += step
-            taken += 1
-        run = tuple(left[:taken])
-        made.append(Stripe(len(made), run[0].offset, run[-1].offset + run[-1].bytes, run))
-        left, done = left[taken:], done + size
-    return tuple(made)
+
+    sizes: Mapping[int, Sequence[int]]
+    holders: Sequence[HolderEnd]
+    receivers: Sequence[ReceiverEnd]
+    links: Sequence[Link]
+    capacities: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkAssignment:
+    """`receiver` takes `chunk` of `shard` from `holder` over `path`; expected `at` seconds after the start."""
+
+    receiver: str
+    shard: int
+    chunk: int
+    holder: str
+    path: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class TransferPlan:
+    """The assignments in the order in which they are to be asked for; `seconds` until the last one, `shape` and why.
+
+    `reasons` says for each (receiver, holder) why that path.
+    """
+
+    assignments: tuple[ChunkAssignment, ...]
+    seconds: float
+    shape: str
+    reason: str
+    reasons: Mapping[tuple[str, str], str]
+
+    def queues(self, receiver: str) -> dict[str, tuple[int, ...]]:
+        """By holder, the chunks that `receiver` takes from it, in order."""
+        found: dict[str, list[int]] = defaultdict(list)
+        for a in self.assignments:
+            if a.receiver == receiver:
+                found[a.holder].append(a.chunk)
+        return {holder: tuple(chunks) for holder, chunks in found.items()}
+
+
+def plan(question: Question) -> TransferPlan:
+    """The fastest of star, chain and swarm for every shard together; the simplest of those that are about as fast.
+
+    Raises InvalidInput when a receiver needs a chunk that nobody has, or that no link brings to it.
+    """
+    _check(question)
+    drafts = [_Draft(question, shape).make() for shape in ("star", "chain", "swarm")]
+    best = min(d.seconds for d in drafts)
+    chosen = next(d for d in drafts if d.seconds <= best * ABOUT_AS_FAST)
+    others = ", ".join(f"{d.shape} {d.seconds:.3f} s" for d in drafts if d is not chosen)
+    return chosen.finished(f"{chosen.shape} takes {chosen.seconds:.3f} s ({others}); {chosen.limit}")
+
+
+ABOUT_AS_FAST = 1.01
+
+
+def floor_seconds(
+    count: float, receivers: int, up: Sequence[float], receiver_up: float, receiver_down: float
+) -> float:  # fmt: skip
+    """The least time in which `count` bytes can reach `receivers`: `up` in bytes per second by full holder."""
+    if not receivers:
+        return 0.0
+    return max(count / receiver_down, count / sum(up), receivers * count / (sum(up) + receivers * receiver_up))
+
+
+def _check(question: Question) -> None:
+    for link in question.links:
+        if not link.bytes_per_second > 0:
+            raise InvalidInput(f"the link {link.holder} to {link.receiver} carries {link.bytes_per_second} bytes/s")
+        for resource in link.uses:
+            if not question.capacities.get(resource, 0.0) > 0:
+                raise InvalidInput(f"the link {link.holder} to {link.receiver} uses {resource}, which has no capacity")
+    names = [h.name for h in question.holders] + [r.name for r in question.receivers]
+    if len(set(names)) != len(names):
+        raise InvalidInput(f"each end is named once, got {sorted(n for n in names if names.count(n) > 1)[0]} twice")
+
+
+@dataclass(slots=True)
+class _Edge:
+    receiver: ReceiverEnd
+    chunk: int
+    link: Link
+    depth: int
+
+
+@dataclass(slots=True)
+class _Draft:
+    """One shape, dealt out chunk by chunk onto whatever is least loaded."""
+
+    question: Question
+    shape: str
+    load: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Seconds for which each resource is busy."""
+    edges: list[_Edge] = field(default_factory=list)
+    links: dict[tuple[str, str], Link] = field(default_factory=dict)
+    latency: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return max(self.load.values(), default=0.0) + self.latency
+
+    @property
+    def limit(self) -> str:
+        if not self.load:
+            return "nothing is missing"
+        # Of equally loaded ones a shared resource says more than a link that is its only user.
+        named = max(self.load, key=lambda r: (round(self.load[r], 9), r in self.question.capacities))
+        return f"limited by {named}"
+
+    def make(self) -> _Draft:
+        for link in self.question.links:
+            known = self.links.get((link.holder, link.receiver))
+            if known is None or link.bytes_per_second > known.bytes_per_second:
+                self.links[link.holder, link.receiver] = link
+        for shard, sizes in sorted(self.question.sizes.items()):
+            holders = [h for h in self.question.holders if h.shard == shard]
+            receivers = [r for r in self.question.receivers if r.shard == shard]
+            missing = {r.name: frozenset(range(len(sizes)) if r.missing is None else r.missing) for r in receivers}
+            for chunk, size in enumerate(sizes):
+                needy = [r for r in receivers if chunk in missing[r.name]]
+                if not needy:
+                    continue
+                having = [h.name for h in holders if h.has is None or chunk in h.has]
+                having += [r.name for r in receivers if chunk not in missing[r.name]]
+                self._deal(shard, chunk, size, having, needy)
+        return self
+
+    # ------------------------------------------------------------------ one chunk
+
+    def _deal(self, shard: int, chunk: int, size: int, having: list[str], needy: list[ReceiverEnd]) -> None:
+        reached = dict.fromkeys(having, 0)
+        leaders, followers = self._leaders(chunk, needy)
+        if self.shape == "star":
+            order = [(r, list(having)) for r in leaders]
+        elif self.shape == "chain":
+            order = [(r, [leaders[n - 1].name] if n else list(having)) for n, r in enumerate(leaders)]
+        else:
+            first = self._relay(having, leaders, size)
+            order = [(first, list(having))] + [(r, [first.name, *having]) for r in leaders if r is not first]
+        for receiver, candidates in order:
+            self._take(shard, chunk, size, receiver, candidates, reached)
+        for receiver in followers:
+            local = [n for n in reached if self._is_local(n, receiver.name)]
+            self._take(shard, chunk, size, receiver, local or list(reached), reached)
+
+    def _leaders(self, chunk: int, needy: list[ReceiverEnd]) -> tuple[list[ReceiverEnd], list[ReceiverEnd]]:
+        """By host in turn the one that takes the chunk from elsewhere, and those that have it from a neighbour."""
+        hosts: dict[str, list[ReceiverEnd]] = defaultdict(list)
+        for receiver in needy:
+            hosts[receiver.host].append(receiver)
+        leaders: list[ReceiverEnd] = []
+        followers: list[ReceiverEnd] = []
+        for group in hosts.values():
+            lead = group[chunk % len(group)]
+            leaders.append(lead)
+            for other in group:
+                if other is not lead:
+                    (followers if self._is_local(lead.name, other.name) else leaders).append(other)
+        return leaders, followers
+
+    def _is_local(self, holder: str, receiver: str) -> bool:
+        link = self.links.get((holder, receiver))
+        return link is not None and link.path in LOCAL_PATHS
+
+    def _relay(self, having: list[str], leaders: list[ReceiverEnd], size: int) -> ReceiverEnd:
+        """The receiver that passes the chunk on at the least cost in what is loaded most."""
+
+        def price(receiver: ReceiverEnd) -> float:
+            links = [self.links.get((receiver.name, o.name)) for o in leaders if o is not receiver]
+            first = min((self._price(h, receiver.name, size) for h in having), default=float("inf"))
+            passed: dict[str, float] = defaultdict(float)
+            for link in filter(None, links):
+                for resource in link.uses:
+                    passed[resource] += size / self.question.capacities[resource]
+            return max([first, *(self.load[r] + seconds for r, seconds in passed.items())])
+
+        return min(leaders, key=price)
+
+    def _price(self, holder: str, receiver: str, size: int) -> float:
+        """Seconds until the most loaded resource on the way is free again; infinite without a link."""
+        link = self.links.get((holder, receiver))
+        if link is None:
+            return float("inf")
+        lane = self.load[_lane(link)] + size / link.bytes_per_second
+        return max([lane, *(self.load[r] + size / self.question.capacities[r] for r in link.uses)])
+
+    def _take(
+        self, shard: int, chunk: int, size: int, receiver: ReceiverEnd, candidates: Iterable[str],
+        reached: dict[str, int],
+    ) -> None:  # fmt: skip
+        able = [c for c in candidates if (c, receiver.name) in self.links]
+        if not able:
+            able = [c for c in reached if (c, receiver.name) in self.links]
+        if not able:
+            raise InvalidInput(f"no link brings chunk {chunk} of shard {shard} to {receiver.name}")
+        holder = min(able, key=lambda h: (self._price(h, receiver.name, size), h))
+        link = self.links[holder, receiver.name]
+        for resource in link.uses:
+            self.load[resource] += size / self.question.capacities[resource]
+        self.load[_lane(link)] += size / link.bytes_per_second
+        depth = reached[holder] + 1
+        reached[receiver.name] = depth
+        self.latency = max(self.latency, (depth - 1) * size / link.bytes_per_second)
+        self.edges.append(_Edge(receiver, chunk, link, depth))
+
+    def finished(self, reason: str) -> TransferPlan:
+        """The draft as a plan, with a time for each assignment."""
+        total: dict[str, int] = defaultdict(int)
+        for edge in self.edges:
+            total[edge.receiver.name] += 1
+        seen: dict[str, int] = defaultdict(int)
+        made = []
+        for edge in self.edges:
+            name = edge.receiver.name
+            seen[name] += 1
+            at = self.seconds * seen[name] / total[name]
+            made.append(ChunkAssignment(name, edge.receiver.shard, edge.chunk, edge.link.holder, edge.link.path, at))
+        used = {(e.receiver.name, e.link.holder): e.link.reason for e in self.edges}
+        return TransferPlan(tuple(made), self.seconds, self.shape, reason, used)
+
+
+def _lane(link: Link) -> str:
+    """A link is a resource of its own: it carries no more than its own rate."""
+    return f"{link.holder} to {link.receiver}"

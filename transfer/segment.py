@@ -73,6 +73,8 @@ class Segment:
         """Reserves the region; no page is allocated yet. Raises LocalFault."""
         self.bytes = -(-max(length, 1) // HUGE) * HUGE
         self._huge_allowance = HUGE_TRIES * HUGE_SECONDS
+        self._there = bytearray(self.bytes // HUGE)
+        """Which 2 MiB have all their pages: only `drop` takes any away."""
         try:
             self.fd = os.memfd_create(f"relight-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.ftruncate(self.fd, self.bytes)
@@ -82,14 +84,29 @@ class Segment:
         self.address = _map(self.bytes, _PROT_READ | _PROT_WRITE, self.fd)
         self.view = _buffer(self.address, self.bytes)
 
-    def populate(self, start: int, stop: int) -> None:
-        """Allocates and maps the pages of [start, stop), in whole 2 MiB steps. Raises LocalFault (no memory)."""
-        low, high = start // HUGE * HUGE, min(-(-stop // HUGE) * HUGE, self.bytes)
-        while low < high and self._huge_allowance > 0:
+    def populate(self, start: int, stop: int, *, patient: bool = False) -> None:
+        """Allocates and maps the pages of [start, stop), in whole 2 MiB steps. Raises LocalFault (no memory).
+
+        Who is `patient` gets huge pages whatever they cost: for memory that is read more often than it is made.
+        """
+        for low, high in self._absent(start // HUGE, min(-(-stop // HUGE), len(self._there))):
+            self._populate(low * HUGE, high * HUGE, patient)
+            self._there[low:high] = b"\1" * (high - low)
+
+    def _absent(self, low: int, high: int) -> Iterator[tuple[int, int]]:
+        """Runs of what is not there, counted in 2 MiB."""
+        while (low := self._there.find(0, low, high)) >= 0:
+            end = self._there.find(1, low, high)
+            end = high if end < 0 else end
+            yield low, end
+            low = end
+
+    def _populate(self, low: int, high: int, patient: bool) -> None:
+        while low < high and (patient or self._huge_allowance > 0):
             # The processor's time, not the wall's: waiting for the interpreter or for a core says nothing about pages.
             begun = time.thread_time()
             if not self._collapsed(low):
-                self._huge_allowance = 0.0
+                self._huge_allowance, patient = 0.0, False
                 break
             self._huge_allowance += HUGE_SECONDS - (time.thread_time() - begun)
             low += HUGE
@@ -111,6 +128,7 @@ class Segment:
         """Gives every page back; the address stays, and reads as zeros until it is filled again."""
         if _libc.fallocate(self.fd, _FALLOC_KEEP_SIZE | _FALLOC_PUNCH_HOLE, 0, self.bytes) != 0:
             raise _failed("punching a hole")
+        self._there = bytearray(len(self._there))
         self._huge_allowance = HUGE_TRIES * HUGE_SECONDS
 
     def resident_bytes(self) -> int:

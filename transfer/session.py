@@ -1,112 +1,160 @@
-"""One refill: from the first hello to the last verified tensor, over any transport.
+"""One refill: from the first hello to the last proven chunk, from any number of holders, over any transport.
 
-Pages come back first, dealt out evenly, while source and receiver agree on what is read; then bytes arrive and digests
-are computed in one pass per stream, piece by piece, so that each piece is hashed while it is still in the cache. The
-first failure stops all streams. Who is at fault, and whether the model is now dirty, is part of the error
-(core/errors.py).
+Pages come back first, dealt out evenly, while the holders are asked what they have; then each connection
+(transfer/stream.py) brings the chunks that the board (transfer/board.py) gives it, and proves each block while it is
+still in the cache. A holder that fails leaves its chunks to the others; the refill fails when none is left. Who is at
+fault, and whether the model is now dirty, is part of the error (core/errors.py).
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from relight.core.clock import Clock
-from relight.core.errors import LocalFault, ModelDirty, RelightError, RemoteFault, TransferError
-from relight.core.failpoints import hit
+from relight.core.errors import LocalFault, ModelDirty, RemoteFault, TransferError
 from relight.core.fingerprint import Fingerprint
 from relight.core.records import Phase
+from relight.transfer.board import Bitmap, Board
+from relight.transfer.breaker import Breaker
+from relight.transfer.chunks import Chunk, cut
 from relight.transfer.manifest import TensorEntry, WeightManifest
-from relight.transfer.plan import Stripe, shares, stripes
+from relight.transfer.plan import shares
 from relight.transfer.segment import Segment, spans
-from relight.transfer.transports.base import READ_BYTES, Connect, Reader
-from relight.transfer.verify import Running
+from relight.transfer.source import Source
+from relight.transfer.stream import Stream
+from relight.transfer.transports.base import Connect
 
-PIECE_BYTES = 1 << 20
-"""Copied, then hashed, before the next: small enough to be in the second-level cache still."""
 PAGES_BYTES = 16 << 20
 """Pages are brought back in steps of this, so that a refill that failed elsewhere stops soon."""
-ASKED_AHEAD = 2
-"""Reads asked for before their turn, so that the source never waits for the next question."""
 
-OnProgress = Callable[[int, int], None]
-"""Called with (bytes arrived, bytes in all), from any stream's thread."""
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the receiver is made for, and which content it asks for: layout fields, its own tensors by name,
+    revision."""
+
+    layout: Mapping[str, str]
+    tensors: Mapping[str, TensorEntry]
+    revision: str
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who has chunks, and how it is reached.
+
+    A `partial` holder is itself receiving and has what it has proven so far. `queue` is what the plan deals to it.
+    One in `reserve` is not even connected before all others are lost: a slow path is never taken in silence.
+    """
+
+    name: str
+    connect: Connect
+    partial: bool = False
+    queue: tuple[int, ...] = ()
+    connections: int = 1
+    reserve: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a refill is: bytes placed of `total`, after how many seconds, and how many of them by which holder."""
+
+    bytes: int
+    total: int
+    seconds: float
+    holders: Mapping[str, int]
+
+    @property
+    def bytes_per_second(self) -> float:
+        return self.bytes / self.seconds if self.seconds else 0.0
+
+
+class Cancel:
+    """Ends what listens to it, once, from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._calls: list[Callable[[], None]] = []
+        self._done = False
+
+    def on(self, call: Callable[[], None]) -> None:
+        """`call` runs when it is set, or at once when it was."""
+        with self._lock:
+            if not self._done:
+                self._calls.append(call)
+                return
+        call()
+
+    def set(self) -> None:
+        with self._lock:
+            self._done, calls = True, self._calls
+            self._calls = []
+        for call in calls:
+            call()
+
+
+OnProgress = Callable[[Progress], None]
+"""Called after each chunk, one call at a time, from any connection's thread."""
+
+
+@dataclass(slots=True)
+class Kept:
+    """What of a content is in place already: carried from a refill that broke off to the next one.
+
+    Whoever writes to or drops the segment in between clears it.
+    """
+
+    content: tuple[tuple[str, bytes], ...] = ()
+    """Names and block digests of the tensors."""
+    placed: Bitmap = field(default_factory=lambda: Bitmap(0))
+    paged: bool = False
+
+    def clear(self) -> None:
+        self.content, self.placed, self.paged = (), Bitmap(0), False
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a refill may do besides: all of it can be left out.
+
+    `planned_seconds`: until then nobody takes chunks that the plan dealt to another. `relay` serves what has arrived.
+    `cancel` ends the refill. `breaker` remembers over refills which sources failed.
+    """
+
+    planned_seconds: float = 0.0
+    relay: Source | None = None
+    kept: Kept = field(default_factory=Kept)
+    cancel: Cancel = field(default_factory=Cancel)
+    breaker: Breaker | None = None
+    on_progress: OnProgress = lambda progress: None
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A complete, verified refill."""
+    """A complete, proven refill; `holders` says how many bytes came from whom, `lost` who failed and why."""
 
     manifest: WeightManifest
     bytes: int
     phases: tuple[Phase, ...]
-    streams: int
+    holders: Mapping[str, int]
+    lost: Mapping[str, str]
 
 
-@dataclass(slots=True)
-class _Work:
-    """What one kind of work took over all streams: first begin, last end, and time summed (seconds)."""
-
-    start: float = float("inf")
-    end: float = 0.0
-    spent: float = 0.0
-
-    def add(self, start: float, end: float, spent: float) -> None:
-        self.start, self.end, self.spent = min(self.start, start), max(self.end, end), self.spent + spent
-
-
-@dataclass(slots=True)
-class _Shared:
-    """What the streams of one refill share; `lock` guards it."""
-
-    paged: threading.Barrier
-    """Passed when every stream has brought its share of the pages back."""
-    work: dict[str, _Work] = field(default_factory=lambda: {n: _Work() for n in ("pages", "pull", "verify")})
-    agreed: threading.Event = field(default_factory=threading.Event)
-    """Set once `tasks` says what each stream reads, or `failure` why nothing is read."""
-    tasks: list[tuple[Stripe, Reader]] = field(default_factory=list)
-    total: int = 0
-    arrived: int = 0
-    written: bool = False
-    failure: Exception | None = None
-    stop: threading.Event = field(default_factory=threading.Event)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def agree(self, tasks: list[tuple[Stripe, Reader]]) -> None:
-        """Lets the streams read."""
-        self.tasks = tasks
-        self.total = sum(stripe.bytes for stripe, _ in tasks)
-        self.agreed.set()
-
-    def fail(self, error: Exception) -> None:
-        """Stops all streams, wherever they are; of several failures the first one counts."""
-        with self.lock:
-            self.failure = self.failure or error
-        self.stop.set()
-        self.paged.abort()
-        self.agreed.set()
-
-
-def check_source(
-    theirs: WeightManifest, layout: Mapping[str, str], tensors: Mapping[str, TensorEntry], revision: str, source: str
-) -> None:
-    """Raises RemoteFault naming the field when the source's bytes would not fit, or are not the content asked for.
-
-    `layout` and `tensors` are the receiver's own; `revision` is the content revision asked for.
-    """
-    differing = Fingerprint(layout=layout).differences(theirs.fingerprint, ("layout",))
+def check_source(theirs: WeightManifest, wanted: Wanted, source: str) -> None:
+    """Raises RemoteFault naming the field when the source's bytes would not fit, or are not the content asked for."""
+    differing = Fingerprint(layout=wanted.layout).differences(theirs.fingerprint, ("layout",))
     if differing:
         raise RemoteFault(f"{source} has another layout: " + "; ".join(map(str, differing)))
     got = theirs.fingerprint.content.get("revision", "")
-    if got != revision:
-        raise RemoteFault(f"{source} holds other content: content.revision: {revision!r} asked for, {got!r} there")
-    names = {t.name for t in theirs.tensors}
-    if names != set(tensors):
-        odd = sorted(names ^ set(tensors))[0]
-        raise RemoteFault(f"{source} has another layout: tensor {odd} exists on one side only")
+    if got != wanted.revision:
+        raise RemoteFault(
+            f"{source} holds other content: content.revision: {wanted.revision!r} asked for, {got!r} there"
+        )
+    if odd := sorted({t.name for t in theirs.tensors} ^ set(wanted.tensors)):
+        raise RemoteFault(f"{source} has another layout: tensor {odd[0]} exists on one side only")
     for their in theirs.tensors:
-        ours = tensors[their.name]
+        ours = wanted.tensors[their.name]
         # Where a tensor lies is each side's own affair; what it is must be the same.
         for what in ("dtype", "shape", "stride", "bytes", "aliases"):
             a, b = getattr(ours, what), getattr(their, what)
@@ -116,174 +164,266 @@ def check_source(
 
 def refill(
     segment: Segment,
-    layout: Mapping[str, str],
-    tensors: Mapping[str, TensorEntry],
-    revision: str,
-    connect: Connect,
+    wanted: Wanted,
+    holders: Sequence[Holder],
     *,
     streams: int,
     clock: Clock,
-    on_progress: OnProgress = lambda done, total: None,
+    options: Options | None = None,
 ) -> Received:
-    """Fills `segment` from one source and verifies every tensor. Blocking; uses `streams` threads.
+    """Fills `segment` from `holders` and proves every block. Blocking; `streams` threads bring pages back.
 
     Raises RemoteFault or LocalFault while the model is untouched, ModelDirty once a byte was written.
     """
-    begun = clock.now()
-    shared = _Shared(threading.Barrier(streams))
-    threads = [
-        threading.Thread(
-            target=_Stream(segment, number, own, tensors, shared, clock, on_progress).run, name=f"relight-pull-{number}"
-        )
-        for number, own in enumerate(shares(segment.bytes, streams))
-    ]
-    # Pages cost as much as bytes: they come back while the source is still being asked what it has.
-    for thread in threads:
-        thread.start()
-    readers: list[Reader] = []
-    manifest: WeightManifest | None = None
-    try:
-        manifest, work = _agree(connect, readers, layout, tensors, revision, streams)
-        shared.agree(list(zip(work, readers, strict=True)))
-    except (RelightError, OSError, MemoryError) as error:
-        shared.fail(error)
-    finally:
-        if not shared.agreed.is_set():
-            shared.fail(LocalFault("the refill was given up"))
-        for thread in threads:
-            thread.join()
-        if shared.failure is None:
-            _finish(readers, shared)
-        for reader in readers:
-            reader.close()
-    if shared.failure is not None or manifest is None:
-        if not shared.written:
-            segment.drop()
-        raise _judged(shared.failure, shared.written)
-    return Received(manifest, shared.arrived, _phases(shared, begun), len(readers))
-
-
-def _agree(
-    connect: Connect, readers: list[Reader], layout: Mapping[str, str], tensors: Mapping[str, TensorEntry],
-    revision: str, streams: int,
-) -> tuple[WeightManifest, tuple[Stripe, ...]]:  # fmt: skip
-    """Compares manifests and opens a reader for each stripe; what was opened is in `readers` even when this raises."""
-    readers.append(connect())
-    manifest = readers[0].describe()
-    check_source(manifest, layout, tensors, revision, readers[0].source)
-    work = stripes(manifest, streams)
-    while len(readers) < len(work):
-        readers.append(connect())
-    return manifest, work
-
-
-def _finish(readers: list[Reader], shared: _Shared) -> None:
-    """Asks the source once more whether all that was read was good to read."""
-    try:
-        for reader in readers:
-            reader.finish()
-    except TransferError as error:
-        shared.fail(error)
-
-
-def _judged(error: Exception | None, written: bool) -> TransferError:
-    fault = error if isinstance(error, TransferError) else LocalFault(f"{type(error).__name__}: {error}")
-    return ModelDirty(str(fault), cause=fault) if written else fault
-
-
-def _phases(shared: _Shared, begun: float) -> tuple[Phase, ...]:
-    said = {"pages": "all of the segment", "pull": f"{shared.arrived} bytes", "verify": "xxh3-128 of every tensor"}
-    # The manifest was fetched and compared before the first byte: that is part of the pull.
-    shared.work["pull"].start = begun
-    return tuple(
-        Phase(name, w.start, w.end, f"{said[name]}; {w.spent:.3f} s of work")
-        for name, w in shared.work.items()
-        if w.end
-    )
+    return Refill(segment, wanted, holders, streams, clock, options or Options()).run()
 
 
 @dataclass(slots=True)
-class _Stream:
-    """One thread's share of a refill: its pages first, then its stripe, each tensor put where the receiver has it."""
+class _Work:
+    """What one kind of work took over all threads: first begin, last end, and time summed (seconds)."""
 
-    segment: Segment
-    number: int
-    pages: tuple[int, int]
-    tensors: Mapping[str, TensorEntry]
-    shared: _Shared
-    clock: Clock
-    on_progress: OnProgress
-    spent: dict[str, float] = field(default_factory=lambda: {"pages": 0.0, "pull": 0.0, "verify": 0.0})
+    start: float = float("inf")
+    end: float = 0.0
+    spent: float = 0.0
 
-    def run(self) -> None:
-        """Never raises: the first failure of any stream is in `shared`, and stops the others."""
-        shared, begun = self.shared, self.clock.now()
-        marks = dict.fromkeys(self.spent, begun)
+    def add(self, start: float, end: float, spent: float) -> None:
+        self.start, self.end, self.spent = min(self.start, start), max(self.end, end), self.spent + spent
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """What the holders agree on: the content, and how it is cut."""
+
+    manifest: WeightManifest
+    described: dict[str, WeightManifest]
+    """By holder: the same content at its own places."""
+    chunks: tuple[Chunk, ...]
+    board: Board
+    total: int
+    """Bytes that are not in place yet."""
+
+
+class Refill:
+    """The state that the threads of one refill share. Used once."""
+
+    def __init__(
+        self, segment: Segment, wanted: Wanted, holders: Sequence[Holder], streams: int, clock: Clock, options: Options
+    ) -> None:
+        self.segment, self.wanted, self.clock, self.options = segment, wanted, clock, options
+        self._streams = streams
+        self._holders = self._rested(holders)
+        self.paged = threading.Event()
+        """Set when all pages are there, or `failure` says why nothing is read."""
+        self.needed = threading.Event()
+        """Set when those in reserve have to help, or nobody any more."""
+        self.failure: Exception | None = None
+        self.lost: dict[str, RemoteFault] = {}
+        # What an earlier refill left half-done is dirty, whether this one writes or not.
+        self.written = len(options.kept.placed) > 0
+        self.agreed: Agreed | None = None
+        self._rates: dict[str, float] = {}
+        self._running: list[Stream] = []
+        self._work = {n: _Work() for n in ("pages", "pull", "verify")}
+        self._bytes = dict.fromkeys((h.name for h in self._holders), 0)
+        self._confirmed = False
+        self._lock = threading.RLock()
+        self._pages_left = streams
+        self._begun = 0.0
+        self._begun_monotonic = 0.0
+
+    def _rested(self, holders: Sequence[Holder]) -> Sequence[Holder]:
+        """Without those that rest after failures, unless nobody with everything would be left."""
+        breaker = self.options.breaker
+        fit = [h for h in holders if breaker is None or not breaker.rests(h.name)]
+        return fit if any(not h.partial for h in fit) else holders
+
+    # ------------------------------------------------------------------ the refill
+
+    def run(self) -> Received:
+        self._begun, self._begun_monotonic = self.clock.now(), self.clock.monotonic()
+        if not self._holders:
+            raise RemoteFault("no holder of these weights is known")
+        if all(h.reserve for h in self._holders):
+            self.needed.set()
+        self.options.cancel.on(lambda: self.fail(LocalFault("the refill was cancelled")))
+        threads = [
+            threading.Thread(target=self._bring_pages, args=share, name=f"relight-pages-{n}")
+            for n, share in enumerate(shares(self.segment.bytes, self._streams))
+        ]
+        for holder in self._holders:
+            joined = threading.Event()
+            for n in range(holder.connections):
+                stream = Stream(self, holder, n == 0, joined)
+                self._running.append(stream)
+                threads.append(threading.Thread(target=stream.run, name=f"relight-pull-{holder.name}-{n}"))
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return self._judge()
+
+    def _judge(self) -> Received:
+        agreed = self.agreed
+        if self.failure is None and not (agreed and agreed.board.placed.complete and self._confirmed):
+            self.failure = self._combined()
+        if self.failure is None and agreed is not None:
+            return Received(
+                agreed.manifest, sum(self._bytes.values()), self._phases(), dict(self._bytes),
+                {name: str(error) for name, error in self.lost.items()},
+            )  # fmt: skip
+        fault = self.failure
+        if not isinstance(fault, TransferError):
+            fault = LocalFault(f"{type(fault).__name__}: {fault}")
+        if self.written:
+            raise ModelDirty(str(fault), cause=fault) from self.failure
+        self.segment.drop()
+        self.options.kept.clear()
+        raise fault
+
+    def _combined(self) -> RemoteFault:
+        if len(self.lost) == 1:
+            return next(iter(self.lost.values()))
+        return RemoteFault("no holder is left: " + "; ".join(map(str, self.lost.values())))
+
+    def _phases(self) -> tuple[Phase, ...]:
+        placed = sum(self._bytes.values())
+        said = {"pages": "all of the segment", "pull": f"{placed} bytes", "verify": "xxh3-128 of every block"}
+        # Holders were asked and compared before the first byte: that is part of the pull.
+        self._work["pull"].start = self._begun
+        return tuple(
+            Phase(name, w.start, w.end, f"{said[name]}; {w.spent:.3f} s of work")
+            for name, w in self._work.items()
+            if w.end
+        )
+
+    def _bring_pages(self, start: int, stop: int) -> None:
+        begun = self.clock.now()
+        spent = self.clock.monotonic()
         try:
-            self._bring_pages()
-            marks["pages"] = self.clock.now()
-            shared.agreed.wait()
-            # A page may hold the edges of two streams' tensors: nobody writes before all pages are there.
-            shared.paged.wait()
-            if self.number < len(shared.tasks):
-                self._fill(*shared.tasks[self.number])
-                marks["pull"] = marks["verify"] = self.clock.now()
-        except threading.BrokenBarrierError:
-            pass  # another stream failed first, and said why
-        except Exception as error:  # noqa: BLE001 - a defect too must let go those that wait for this stream
-            shared.fail(error)
-        with shared.lock:
-            for name, work in shared.work.items():
-                if marks[name] > begun:
-                    work.add(begun, marks[name], self.spent[name])
+            if not self.options.kept.paged:
+                for low, high in spans(start, stop, PAGES_BYTES):
+                    if self.failure is not None:
+                        return
+                    self.segment.populate(low, high)
+                self.worked("pages", begun, self.clock.now(), self.clock.monotonic() - spent)
+        except Exception as error:  # noqa: BLE001 - a defect too must let go those that wait for pages
+            self.fail(error)
+        with self._lock:
+            self._pages_left -= 1
+            if not self._pages_left and self.failure is None:
+                self.options.kept.paged = True
+                self.paged.set()
 
-    def _bring_pages(self) -> None:
-        begun = self.clock.monotonic()
-        for start, stop in spans(*self.pages, PAGES_BYTES):
-            if self.shared.stop.is_set():
+    # ------------------------------------------------------------------ what streams say
+
+    def join(self, holder: Holder, manifest: WeightManifest) -> None:
+        """The holder takes part; the first one says what is read. Raises RemoteFault when its bytes are others."""
+        check_source(manifest, self.wanted, holder.name)
+        with self._lock:
+            agreed = self.agreed
+            if agreed is None:
+                agreed = self.agreed = self._agree(manifest)
+        for ours, theirs in zip(agreed.manifest.tensors, manifest.tensors, strict=True):
+            if (ours.name, ours.blocks) != (theirs.name, theirs.blocks):
+                raise RemoteFault(f"{holder.name} holds other content: {theirs.name} differs from what others hold")
+        agreed.described[holder.name] = manifest
+
+    def _agree(self, manifest: WeightManifest) -> Agreed:
+        chunks = cut(manifest.tensors)
+        kept, content = self.options.kept, tuple((t.name, t.blocks) for t in manifest.tensors)
+        if content != kept.content:
+            kept.content, kept.placed = content, Bitmap(len(chunks))
+        board = Board(
+            [c.bytes for c in chunks], kept.placed, {h.name: h.queue for h in self._holders if h.name not in self.lost},
+            self.clock, planned_seconds=self.options.planned_seconds,
+        )  # fmt: skip
+        total = sum(chunks[n].bytes for n in kept.placed.missing())
+        if not total:
+            self.needed.set()
+        if (relay := self.options.relay) is not None:
+            here = tuple(replace(t, offset=self.wanted.tensors[t.name].offset) for t in manifest.tensors)
+            relay.relay(replace(manifest, segment_bytes=self.segment.bytes, tensors=here), chunks, kept.placed)
+        return Agreed(manifest, {}, chunks, board, total)
+
+    def worked(self, name: str, start: float, end: float, spent: float) -> None:
+        """Adds to what a kind of work took: wall clock from `start` to `end`, `spent` seconds of it at work."""
+        with self._lock:
+            self._work[name].add(start, end, spent)
+
+    def placed(self, holder: str, chunks: Sequence[Chunk]) -> None:
+        """These chunks are proven and in place."""
+        agreed = self.agreed
+        if agreed is None:
+            return
+        for chunk in chunks:
+            agreed.board.put(chunk.number)
+        self.watch()
+        if agreed.board.placed.complete:
+            self.needed.set()
+        if self.options.relay is not None:
+            self.options.relay.arrived()
+        with self._lock:
+            self._bytes[holder] += sum(c.bytes for c in chunks)
+            done = sum(self._bytes.values())
+            seconds = self.clock.monotonic() - self._begun_monotonic
+            self.options.on_progress(Progress(done, agreed.total, seconds, dict(self._bytes)))
+
+    def returned(self, chunks: Sequence[Chunk]) -> None:
+        """These chunks did not come; others may bring them."""
+        if self.agreed is not None:
+            self.agreed.board.give_back(c.number for c in chunks)
+
+    def measured(self, holder: str, count: int, seconds: float) -> None:
+        """A connection to `holder` brought `count` bytes in `seconds`."""
+        if seconds > 0:
+            self._rates[holder] = count / seconds
+
+    def watch(self) -> None:
+        """Cuts the streams whose chunks others would have brought long ago."""
+        now = self.clock.monotonic()
+        for stream in self._running:
+            holder = stream.holder.name
+            others = [r for name, r in self._rates.items() if name != holder and name not in self.lost]
+            if why := stream.late(now, max(others, default=0.0)):
+                self.lose(holder, RemoteFault(why))
+                stream.cut()
+
+    def confirmed(self, holder: str) -> None:
+        """The holder's permission was good to the end."""
+        self._confirmed = True
+        if self.options.breaker is not None:
+            self.options.breaker.succeeded(holder)
+
+    def lose(self, holder: str, error: RemoteFault) -> None:
+        """The holder brings nothing more; the others go on, if there are any."""
+        with self._lock:
+            if holder in self.lost:
                 return
-            self.segment.populate(start, stop)
-        self.spent["pages"] = self.clock.monotonic() - begun
+            self.lost[holder] = error
+            if self.options.breaker is not None:
+                self.options.breaker.failed(holder)
+            if self.agreed is not None:
+                self.agreed.board.leave(holder)
+            left = [h for h in self._holders if h.name not in self.lost]
+            if not left:
+                self.fail(self._combined())
+            elif all(h.reserve for h in left):
+                self.needed.set()
 
-    def _fill(self, stripe: Stripe, reader: Reader) -> None:
-        ranges = list(spans(stripe.start, stripe.stop, READ_BYTES))
-        for start, stop in ranges[:ASKED_AHEAD]:
-            reader.ask(start, stop - start)
-        tensors = iter(stripe.tensors)
-        tensor, running = next(tensors), Running()
-        for n, (start, stop) in enumerate(ranges):
-            if self.shared.stop.is_set():
-                return
-            if n + ASKED_AHEAD < len(ranges):
-                later, end = ranges[n + ASKED_AHEAD]
-                reader.ask(later, end - later)
-            at = start
-            self.shared.written = True
-            while at < stop:
-                if at < tensor.offset:
-                    # Between two tensors lies padding: it is asked for with them, and nobody's.
-                    gap = memoryview(bytearray(min(tensor.offset, stop, at + PIECE_BYTES) - at))
-                    reader.fill(gap)
-                    at += len(gap)
-                    continue
-                edge = tensor.offset + tensor.bytes
-                at = self._piece(reader, tensor, running, at, min(edge, stop, at + PIECE_BYTES))
-                if at == edge:
-                    running.check(tensor.name, tensor.digest, reader.source)
-                    with self.shared.lock:
-                        self.shared.arrived += tensor.bytes
-                        self.on_progress(self.shared.arrived, self.shared.total)
-                    tensor, running = next(tensors, tensor), Running()
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left to bring, for better or worse."""
+        return self.failure is not None or (self.agreed is not None and self.agreed.board.placed.complete)
 
-    def _piece(self, reader: Reader, tensor: TensorEntry, running: Running, at: int, end: int) -> int:
-        """Brings the source's [at, end) of `tensor` to where the receiver has it; returns `end`."""
-        place = self.tensors[tensor.name].offset + at - tensor.offset
-        piece = self.segment.view[place : place + end - at]
-        begun = self.clock.monotonic()
-        reader.fill(piece)
-        arrived = self.clock.monotonic()
-        hit("transfer.receive", piece)
-        running.update(piece)
-        self.spent["pull"] += arrived - begun
-        self.spent["verify"] += self.clock.monotonic() - arrived
-        return end
+    def gone(self, holder: Holder) -> bool:
+        """Whether the holder failed, on this connection or another."""
+        return self.failure is not None or holder.name in self.lost
+
+    def fail(self, error: Exception) -> None:
+        """Stops all threads, wherever they are; of several failures the first one counts."""
+        with self._lock:
+            self.failure = self.failure or error
+            if self.agreed is not None:
+                self.agreed.board.stop()
+        self.paged.set()
+        self.needed.set()

@@ -286,7 +286,9 @@ class VllmHandle:
             raise LocalFault(f"the rung {rung.kind} came without a source")
         said = await call(
             self._socket, "refill", arguments, deadline=self._context.assignment.deadline_seconds,
-            on_progress=lambda p: progress(f"{rung.kind}: {p['bytes'] >> 20} of {p['total'] >> 20} MiB"),
+            on_progress=lambda p: progress(
+                f"{rung.kind}: {p['bytes'] >> 20} of {p['total'] >> 20} MiB, {p['bytes_per_second'] / 1e9:.1f} GB/s"
+            ),
         )  # fmt: skip
         self._canary = said["canary"]
         return Refill(int(said["bytes"]), tuple(Phase(**p) for p in said["phases"]), said["detail"])

@@ -18,12 +18,12 @@ from relight.core.tls import TlsFiles
 from relight.transfer import grants
 from relight.transfer.manifest import TensorEntry, WeightManifest
 from relight.transfer.segment import Segment
-from relight.transfer.session import refill
+from relight.transfer.session import Holder, Wanted, refill
 from relight.transfer.source import Source
-from relight.transfer.transports.base import Listener, Reader
-from relight.transfer.transports.shm import ShmListener, ShmReader
+from relight.transfer.transports.base import Connect, Listener
+from relight.transfer.transports.shm import Pages, ShmListener, ShmReader
 from relight.transfer.transports.tcp import TcpListener, TcpReader
-from relight.transfer.verify import digest
+from relight.transfer.verify import blocks_of
 
 CERTIFICATES = "RELIGHT_BENCH_CERTIFICATES"
 """Names the directory with ca.pem, node.pem and node.key."""
@@ -38,13 +38,13 @@ class _Ours(ABC):
     def _table(self, view: memoryview | None = None) -> tuple[TensorEntry, ...]:
         places, _ = body.offsets(self._sizes)
         return tuple(
-            TensorEntry(f"t{n}", "uint8", (size,), (1,), at, size, digest(view[at : at + size]) if view else "0" * 32)
+            TensorEntry(f"t{n}", "uint8", (size,), (1,), at, size, (), blocks_of(view[at : at + size]) if view else b"")
             for n, (at, size) in enumerate(zip(places, self._sizes, strict=True))
         )
 
     def serve(self) -> dict[str, Any]:
         segment = Segment("source", self._length)
-        segment.populate(0, segment.bytes)
+        segment.populate(0, segment.bytes, patient=True)
         body.fill(segment.view[: self._length])
         prints = Fingerprint(LAYOUT, {"revision": "r1"}, {})
         manifest = WeightManifest(prints, 0, segment.bytes, self._table(segment.view))
@@ -58,20 +58,20 @@ class _Ours(ABC):
     def attach(self, address: dict[str, Any]) -> memoryview:
         self._address, self._grant = address["address"], address["grant"]
         self._segment = Segment("target", self._length)
-        self._segment.populate(0, self._segment.bytes)
+        self._segment.populate(0, self._segment.bytes, patient=True)
         self._tensors = {t.name: t for t in self._table()}
         return self._segment.view[: self._length]
 
     def pull(self) -> dict[str, float]:
         begun = time.perf_counter()
-        reader = self._reader()
+        reader = self._connect()()
         reader.describe()
         setup = time.perf_counter() - begun
         reader.close()
         begun = time.perf_counter()
-        refill(
-            self._segment, LAYOUT, self._tensors, "r1", self._reader, streams=STREAMS, clock=SystemClock(),
-        )  # fmt: skip
+        holder = Holder("i-source", self._connect(), connections=STREAMS)
+        wanted = Wanted(LAYOUT, self._tensors, "r1")
+        refill(self._segment, wanted, [holder], streams=STREAMS, clock=SystemClock())
         return {"setup_seconds": setup, "refill_seconds": time.perf_counter() - begun}
 
     @abstractmethod
@@ -79,8 +79,8 @@ class _Ours(ABC):
         """The source's end, not yet registered."""
 
     @abstractmethod
-    def _reader(self) -> Reader:
-        """A new connection."""
+    def _connect(self) -> Connect:
+        """How new connections of one refill are made."""
 
 
 class Shm(_Ours):
@@ -89,8 +89,9 @@ class Shm(_Ours):
     def _listen(self) -> Listener:
         return ShmListener(Path(tempfile.mkdtemp(prefix="relight-bench-")) / "s.sock")
 
-    def _reader(self) -> Reader:
-        return ShmReader(self._address, self._grant, "i-source", DEADLINE)
+    def _connect(self) -> Connect:
+        pages = Pages()
+        return lambda: ShmReader(self._address, self._grant, "i-source", DEADLINE, pages)
 
 
 class Tcp(_Ours):
@@ -101,8 +102,8 @@ class Tcp(_Ours):
     def _listen(self) -> Listener:
         return TcpListener("127.0.0.1", tls=self.tls)
 
-    def _reader(self) -> Reader:
-        return TcpReader(self._address, self._grant, "i-source", DEADLINE, self.tls)
+    def _connect(self) -> Connect:
+        return lambda: TcpReader(self._address, self._grant, "i-source", DEADLINE, self.tls)
 
 
 class Tls(Tcp):

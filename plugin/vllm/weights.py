@@ -17,7 +17,7 @@ from relight.core.errors import LocalFault
 from relight.core.fingerprint import Fingerprint
 from relight.transfer.manifest import ITEM_BYTES, TensorEntry, WeightManifest
 from relight.transfer.segment import Segment, copy
-from relight.transfer.verify import digest
+from relight.transfer.verify import blocks_of
 
 ALIGNMENT = 256
 """Bytes; more than any kernel asks for."""
@@ -121,7 +121,7 @@ class Weights:
             offsets.append(end)
             end += -(-group.bytes // ALIGNMENT) * ALIGNMENT
         self.segment = Segment(name, end)
-        self.segment.populate(0, self.segment.bytes)
+        self.segment.populate(0, self.segment.bytes, patient=True)
         whole = torch.frombuffer(self.segment.view, dtype=torch.uint8)
         self.table: dict[str, TensorEntry] = {}
         self._unsaved: dict[str, bytes] = {}
@@ -153,14 +153,14 @@ class Weights:
         else:
             # Different views of one storage travel as its bytes.
             shape, stride, dtype = (group.bytes,), (1,), "uint8"
-        return TensorEntry(names[0], dtype, shape, stride, offset, group.bytes, "0" * 32, tuple(names[1:]))
+        return TensorEntry(names[0], dtype, shape, stride, offset, group.bytes, tuple(names[1:]))
 
     def _bytes(self, entry: TensorEntry) -> memoryview:
         return self.segment.view[entry.offset : entry.offset + entry.bytes]
 
     def describe(self, fingerprint: Fingerprint) -> WeightManifest:
         """The manifest of what the segment holds now; every tensor is hashed."""
-        tensors = tuple(replace(e, digest=digest(self._bytes(e))) for e in self.table.values())
+        tensors = tuple(replace(e, blocks=blocks_of(self._bytes(e))) for e in self.table.values())
         return WeightManifest(fingerprint, 0, self.segment.bytes, tensors, self._scalars())
 
     def _scalars(self) -> dict[str, float]:

@@ -34,6 +34,7 @@ from relight.plugin.vllm import handlers
 from relight.plugin.vllm.loader import reload_in_place
 from relight.plugin.vllm.packing import pack
 from relight.plugin.vllm.weights import Weights
+from relight.transfer import session as transfer
 from relight.transfer.manifest import Canary, WeightManifest
 
 LAYOUT_VERSION = "1"
@@ -155,11 +156,11 @@ class RelightCPUWorker(CPUWorker):  # type: ignore[misc]
     def _op_refill(self, arguments: Mapping[str, Any], progress: Progress) -> object:
         told = 0
 
-        def tell(done: int, total: int) -> None:
+        def tell(now: transfer.Progress) -> None:
             nonlocal told
-            if done - told >= PROGRESS_STEP or done == total:
-                told = done
-                progress({"bytes": done, "total": total})
+            if now.bytes - told >= PROGRESS_STEP or now.bytes == now.total:
+                told = now.bytes
+                progress({"bytes": now.bytes, "total": now.total, "bytes_per_second": now.bytes_per_second})
 
         got = self._relight.refill(
             RungKind(arguments["kind"]), str(arguments["revision"]), str(arguments.get("address", "")),

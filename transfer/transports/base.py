@@ -1,7 +1,7 @@
 """The one small protocol that all transports share, on both ends.
 
 Source side:    register(source) -> address        release()
-Receiver side:  connect(address, grant) -> Reader; describe(), then ask() and fill() in turn, finish()
+Receiver side:  connect(address, grant) -> Reader; describe(), then ask() some and fill() in turn, finish()
 
 `memory` is the reference: every other transport takes the same descriptors, delivers the same bytes and
 fails in the same ways.
@@ -9,14 +9,28 @@ fails in the same ways.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from relight.transfer.board import Bitmap
 from relight.transfer.manifest import WeightManifest
 from relight.transfer.source import Source
 
 READ_BYTES = 32 << 20
 """Largest single read: the unit in which grant, pin and generation are checked at the source. Each costs the source's
 interpreter a few turns, which a serving engine may keep for milliseconds."""
+
+
+class Question(NamedTuple):
+    """A read of [offset, offset + length) of the source's segment, which lies in chunks [chunk, chunk + chunks)."""
+
+    chunk: int
+    chunks: int
+    offset: int
+    length: int
+
+
+class Missing(Exception):
+    """The source has not received a chunk of the oldest question yet; nothing of it will come, later answers will."""
 
 
 class Listener(Protocol):
@@ -40,20 +54,30 @@ class Reader(Protocol):
     """Who is read, for reasons and logs."""
 
     def describe(self) -> WeightManifest:
-        """The source's manifest, parsed and bounded. Raises RemoteFault."""
+        """The source's manifest, parsed and bounded. A source that receives itself has none before it knows what it
+        receives: this waits for it. Raises RemoteFault."""
         ...
 
-    def ask(self, offset: int, length: int) -> None:
-        """Asks for [offset, offset + length), at most READ_BYTES; answers come in the order of the questions.
+    def held(self, more_than: int, count: int) -> Bitmap:
+        """Which of `count` chunks the source has; waits a while for there to be more than `more_than`.
 
-        The source checks grant, pin and generation for each. Raises RemoteFault when it is gone.
+        Raises RemoteFault.
         """
         ...
 
-    def fill(self, into: memoryview) -> None:
-        """Fills `into` with the next bytes of what was asked; a piece never crosses the edge of a question.
+    def ask(self, question: Question, into: memoryview) -> None:
+        """Asks for at most READ_BYTES, to be put into `into`; answers come in the order of the questions.
 
-        Raises RemoteFault when the source refused, stalls past the deadline, or is gone.
+        The source checks grant, pin and generation for each. Nothing else may touch `into` until `fill` said that it is
+        there. Raises RemoteFault when the source is gone.
+        """
+        ...
+
+    def fill(self, count: int) -> None:
+        """Returns when the next `count` bytes of what was asked are in place; never across the edge of a question.
+
+        Raises Missing for all of a question whose chunks have not arrived there, and RemoteFault when the source
+        refused, stalls past the deadline, or is gone.
         """
         ...
 
@@ -61,8 +85,12 @@ class Reader(Protocol):
         """Confirms that pin, grant and generation were good up to now. Raises RemoteFault."""
         ...
 
+    def abort(self) -> None:
+        """Lets whatever waits in this reader fail with RemoteFault; from any thread."""
+        ...
+
     def close(self) -> None:
-        """Ends the connection and with it the pin."""
+        """Ends the connection and with it the pin; not while another thread uses it."""
         ...
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import deque
 
 from relight.core.errors import RelightError, RemoteFault
+from relight.transfer.board import Bitmap
 from relight.transfer.manifest import WeightManifest, parse
 from relight.transfer.segment import copy
-from relight.transfer.source import Pin, Source
+from relight.transfer.source import NotYet, Pin, Source
+from relight.transfer.transports.base import Missing, Question
 
 
 class MemoryReader:
@@ -17,35 +19,51 @@ class MemoryReader:
         """Raises RemoteFault when the source does not admit the bearer of `grant`."""
         self.source = source.instance
         self._source = source
-        self._asked: deque[tuple[int, int]] = deque()
-        self._at = self._left = 0
+        self._asked: deque[tuple[Question, memoryview]] = deque()
+        self._at, self._into = 0, memoryview(b"")
         try:
             self._pin: Pin = source.admit(grant)
         except RelightError as error:
             raise RemoteFault(f"{self.source} refused: {error}") from error
 
     def describe(self) -> WeightManifest:
-        return parse(self._source.dumped())
+        try:
+            return parse(self._source.dumped())
+        except RelightError as error:
+            raise RemoteFault(f"{self.source}: {error}") from error
 
-    def ask(self, offset: int, length: int) -> None:
-        self._asked.append((offset, length))
+    def held(self, more_than: int, count: int) -> Bitmap:
+        try:
+            found = self._source.held(self._pin, more_than)
+        except RelightError as error:
+            raise RemoteFault(f"{self.source}: {error}") from error
+        return found or Bitmap(count, b"\xff" * -(-count // 8))
 
-    def fill(self, into: memoryview) -> None:
-        if not self._left:
-            self._at, self._left = self._asked.popleft()
-            self._permit(self._at, self._left)
-        copy(into, self._source.segment.view[self._at : self._at + len(into)])
-        self._at += len(into)
-        self._left -= len(into)
+    def ask(self, question: Question, into: memoryview) -> None:
+        self._asked.append((question, into))
+
+    def fill(self, count: int) -> None:
+        if not self._into:
+            asked, into = self._asked.popleft()
+            try:
+                self._source.permit(self._pin, asked.offset, asked.length, asked.chunk, asked.chunks)
+            except NotYet as error:
+                raise Missing(str(error)) from error
+            except RelightError as error:
+                raise RemoteFault(f"{self.source} refused a read: {error}") from error
+            self._at, self._into = asked.offset, into
+        copy(self._into[:count], self._source.segment.view[self._at : self._at + count])
+        self._at += count
+        self._into = self._into[count:]
 
     def finish(self) -> None:
-        self._permit(0, 1)
-
-    def _permit(self, offset: int, length: int) -> None:
         try:
-            self._source.permit(self._pin, offset, length)
+            self._source.confirm(self._pin)
         except RelightError as error:
-            raise RemoteFault(f"{self.source} refused a read: {error}") from error
+            raise RemoteFault(f"{self.source} withdrew its permission: {error}") from error
+
+    def abort(self) -> None:
+        self._source.release(self._pin)
 
     def close(self) -> None:
         self._source.release(self._pin)

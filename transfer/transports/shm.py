@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import threading
 from pathlib import Path
 
 from relight.core.errors import InvalidInput, LocalFault, RemoteFault
@@ -25,10 +26,6 @@ def peer_uid(sock: socket.socket) -> int:
     return int(_UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[1])
 
 
-def _nothing(sock: socket.socket, source: Source, offset: int, length: int) -> None:
-    """A permitted read needs no bytes: the reader has the pages."""
-
-
 class ShmListener:
     """Serves one source on a unix socket."""
 
@@ -43,17 +40,16 @@ class ShmListener:
         listener = wire.listening(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), str(self._path))
         self._path.chmod(0o600)
 
-        def welcome(sock: socket.socket, manifest: bytes) -> None:
+        def welcome(sock: socket.socket) -> None:
             descriptor = source.segment.readonly_fd()
             try:
                 socket.send_fds(sock, [wire.OK], [descriptor])
             finally:
                 os.close(descriptor)
-            wire.send_frame(sock, manifest)
 
         def handle(sock: socket.socket) -> None:
             if peer_uid(sock) == os.geteuid():
-                wire.serve(sock, source, welcome, _nothing)
+                wire.serve(sock, source, welcome, wire.permitted)
 
         self._acceptor = wire.Acceptor(listener, handle, "relight-shm-source")
         return f"unix:{self._path}"
@@ -73,22 +69,50 @@ def parse_address(address: str) -> str:
     return path
 
 
+class Pages:
+    """A source's pages as one receiver's connections share them: mapped by the first, unmapped after the last."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._peer: MappedPeer | None = None
+        self._users = 0
+
+    def take(self, descriptor: int) -> MappedPeer:
+        """The mapping of what `descriptor` names, which this takes ownership of. Raises LocalFault."""
+        with self._lock:
+            if self._peer is None:
+                self._peer = MappedPeer(descriptor)
+            else:
+                os.close(descriptor)
+            self._users += 1
+            return self._peer
+
+    def give_back(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users and self._peer is not None:
+                self._peer.close()
+                self._peer = None
+
+
 class ShmReader(wire.SocketReader):
     """Reads a source's pages through a mapping. `deadline` bounds each wait, in seconds."""
 
-    def __init__(self, address: str, grant: str, source: str, deadline: float) -> None:
+    def __init__(self, address: str, grant: str, source: str, deadline: float, pages: Pages | None = None) -> None:
+        """Readers of one source may share its `pages`."""
         path = parse_address(address)
         sock = wire.connected(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), path, deadline, source)
         super().__init__(sock, source)
+        self._pages = pages or Pages()
         self._passed: list[int] = []
-        self._welcomed = False
+        self._peer: MappedPeer | None = None
         try:
             if peer_uid(sock) != os.geteuid():
                 raise RemoteFault(f"{source}: another user's process answers at {path}")
-            self._manifest = self.hello(grant)
+            self.hello(grant)
             if not self._passed:
                 raise RemoteFault(f"{source}: passed no descriptor")
-            self._peer = MappedPeer(self._passed.pop())
+            self._peer = self._pages.take(self._passed.pop())
         except LocalFault as error:
             self.close()
             raise RemoteFault(f"{source}: {error}") from error
@@ -98,20 +122,21 @@ class ShmReader(wire.SocketReader):
 
     def answer(self) -> bytes:
         # The descriptor travels with the first answer; the kernel drops it when plain recv takes that byte.
-        if self._welcomed:
+        if self._peer is not None:
             return super().answer()
-        self._welcomed = True
         data, descriptors, _, _ = socket.recv_fds(self.sock, 1, 1)
         self._passed.extend(descriptors)
         return data
 
     def describe(self) -> WeightManifest:
-        manifest = self.parsed(self._manifest)
-        if manifest.segment_bytes > self._peer.bytes:
+        manifest = super().describe()
+        if self._peer is None or manifest.segment_bytes > self._peer.bytes:
             raise RemoteFault(f"{self.source}: its segment is shorter than its manifest says")
         return manifest
 
     def take(self, offset: int, into: memoryview) -> None:
+        if self._peer is None or offset + len(into) > self._peer.bytes:
+            raise RemoteFault(f"{self.source}: its segment ends before {offset + len(into)}")
         copy(into, self._peer.view[offset : offset + len(into)])
 
     def close(self) -> None:
@@ -119,5 +144,6 @@ class ShmReader(wire.SocketReader):
         for descriptor in self._passed:
             os.close(descriptor)
         self._passed.clear()
-        if hasattr(self, "_peer"):
-            self._peer.close()
+        if self._peer is not None:
+            self._peer = None
+            self._pages.give_back()

@@ -8,29 +8,40 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterator
 
-from relight.core.errors import InvalidInput, LocalFault, RemoteFault
+from relight.core.errors import LocalFault, RemoteFault
 from relight.core.tls import TlsFiles
-from relight.transfer.manifest import WeightManifest
 from relight.transfer.source import Source
 from relight.transfer.transports import secured, wire
 
 
 def _send(sock: socket.socket, source: Source, offset: int, length: int) -> None:
     """Sends from the segment's pages themselves: nothing is copied here, and the serving core stays free."""
-    end = offset + length
-    while offset < end:
-        # Pages under way are read until they are acknowledged. They cannot change: the reader's pin is held until it
-        # has all of them, or is cut.
-        sent = os.sendfile(sock.fileno(), source.segment.fd, offset, end - offset)
-        if not sent:
-            raise ConnectionResetError("the segment ended before the read did")
-        offset += sent
+    for start, stop in _paced(source, offset, length):
+        while start < stop:
+            # Pages under way are read until they are acknowledged. They cannot change: the reader's pin is held until
+            # it has all of them, or is cut.
+            sent = os.sendfile(sock.fileno(), source.segment.fd, start, stop - start)
+            if not sent:
+                raise ConnectionResetError("the segment ended before the read did")
+            start += sent
 
 
 def _send_secured(sock: socket.socket, source: Source, offset: int, length: int) -> None:
     """Sends through TLS, which has to touch every byte anyway."""
-    sock.sendall(source.segment.view[offset : offset + length])
+    for start, stop in _paced(source, offset, length):
+        sock.sendall(source.segment.view[start:stop])
+
+
+def _paced(source: Source, offset: int, length: int) -> Iterator[tuple[int, int]]:
+    """The parts of a read, each as soon as the source's pace lets it go."""
+    end = offset + length
+    while offset < end:
+        step = source.pace.step(end - offset)
+        source.pace.wait(step)
+        yield offset, offset + step
+        offset += step
 
 
 class TcpListener:
@@ -43,11 +54,8 @@ class TcpListener:
         self._acceptor: wire.Acceptor | None = None
 
     def register(self, source: Source) -> str:
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         context = secured.serving(self._tls) if self._tls else None
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        wire.listening(listener, (self._host, self._port))
+        listener = wire.listening_at(self._host, self._port)
         port = listener.getsockname()[1]
 
         def prepare(sock: socket.socket) -> socket.socket:
@@ -66,15 +74,6 @@ class TcpListener:
             self._acceptor = None
 
 
-def parse_address(address: str) -> tuple[str, int]:
-    """(host, port) of `tcp:host:port` or `tls:host:port`. Raises InvalidInput."""
-    scheme, _, rest = address.partition(":")
-    host, _, port = rest.rpartition(":")
-    if scheme not in ("tcp", "tls") or not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise InvalidInput(f"expected an address tcp:host:port or tls:host:port, got {address!r}")
-    return host, int(port)
-
-
 def _secured(sock: socket.socket, tls: TlsFiles, source: str) -> socket.socket:
     try:
         return secured.reading(tls).wrap_socket(sock)
@@ -90,25 +89,20 @@ class TcpReader(wire.SocketReader):
     """One stream from a source over TCP. `deadline` bounds each wait, in seconds."""
 
     def __init__(self, address: str, grant: str, source: str, deadline: float, tls: TlsFiles | None = None) -> None:
-        host, port = parse_address(address)
+        host, port = wire.parse_endpoint(address, "tcp", "tls")
         if address.startswith("tls:") and tls is None:
             raise LocalFault(f"{source} serves over TLS alone, and this member has no certificate: set data_tls")
         if address.startswith("tcp:") and tls is not None:
             raise RemoteFault(f"{source} serves in the clear, and this member reads over TLS alone: set data_tls there")
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        sock = wire.connected(socket.socket(family, socket.SOCK_STREAM), (host, port), deadline, source)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock = wire.reaching(host, port, deadline, source)
         if tls is not None:
             sock = _secured(sock, tls, source)
         super().__init__(sock, source)
         try:
-            self._manifest = self.hello(grant)
+            self.hello(grant)
         except RemoteFault:
             self.close()
             raise
-
-    def describe(self) -> WeightManifest:
-        return self.parsed(self._manifest)
 
     def take(self, offset: int, into: memoryview) -> None:
         try:

@@ -1,10 +1,13 @@
 """The byte protocol of the socket transports, on both ends; tcp and shm differ in how a permitted read arrives.
 
     client  HELLO = frame{version, grant}
-    server  frame{manifest bytes} or an error frame        (shm: the frame carries the segment's descriptor)
-    client  READ  = offset u64, length u64
-    server  status u8 = 0, then (tcp only) `length` bytes; or status 1 and an error frame, then the end
-    client  READ with length 0 = finish: status 0 says that pin, grant and generation were good up to now
+    server  status 0                                       (shm: the byte carries the segment's descriptor)
+    client  question = operation u8, chunk u32, chunks u32, offset u64, length u64
+      MANIFEST   server  status 0, frame{manifest}
+      HELD       server  status 0, frame{bitmap of chunks, empty for all}; waits for more than `chunk` of them
+      READ       server  status 0, then (tcp only) `length` bytes; or status 2: a chunk of it has not arrived there
+      FINISH     server  status 0 says that pin, grant and generation were good up to now
+    server  status 1 and an error frame at any of these, then the end
 
 A frame is a u32 length (at most MAX_FRAME) and that many bytes. Numbers are big-endian. Nothing is ever
 unpickled: manifests are bounded JSON, weights are raw bytes.
@@ -19,18 +22,22 @@ import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 from relight.core.errors import InvalidInput, LocalFault, RelightError, RemoteFault
+from relight.transfer.board import Bitmap
 from relight.transfer.manifest import WeightManifest, parse
-from relight.transfer.source import Pin, Source
+from relight.transfer.source import NotYet, Pin, Source
+from relight.transfer.transports.base import Missing, Question
 
-VERSION = 1
+VERSION = 2
 MAX_FRAME = 256 << 20
 MAX_HELLO = 16 << 10
 _FRAME = struct.Struct(">I")
-_READ = struct.Struct(">QQ")
-OK, REFUSED = b"\x00", b"\x01"
+_QUESTION = struct.Struct(">BIIQQ")
+MANIFEST, HELD, READ, FINISH = range(4)
+OK, REFUSED, NOT_YET = b"\x00", b"\x01", b"\x02"
 
 
 class Closed(Exception):
@@ -81,37 +88,18 @@ def _refuse(sock: socket.socket, error: Exception) -> None:
 
 
 def serve(
-    sock: socket.socket,
-    source: Source,
-    welcome: Callable[[socket.socket, bytes], None],
-    deliver: Deliver,
-) -> None:
+    sock: socket.socket, source: Source, welcome: Callable[[socket.socket], None], deliver: Deliver
+) -> None:  # fmt: skip
     """Serves one reader until it finishes or goes; the pin lives exactly as long as the connection."""
     pin: Pin | None = None
     try:
-        try:
-            hello = json.loads(receive_frame(sock, MAX_HELLO))
-            if (
-                not isinstance(hello, dict)
-                or hello.get("version") != VERSION
-                or not isinstance(hello.get("grant"), str)
-            ):
-                raise InvalidInput(f"expected a hello of version {VERSION} with a grant")
-            pin = source.admit(hello["grant"])
-        except (RelightError, ValueError) as error:
-            _refuse(sock, error)
-            return
-        welcome(sock, source.dumped())
+        pin = source.admit(_grant(receive_frame(sock, MAX_HELLO)))
+        welcome(sock)
         while True:
-            offset, length = _READ.unpack(receive(sock, _READ.size))
-            try:
-                source.permit(pin, offset, length or 1)
-            except RelightError as error:
-                _refuse(sock, error)
-                return
-            sock.sendall(OK)
-            if length:
-                deliver(sock, source, offset, length)
+            _answer(sock, source, pin, deliver, *_QUESTION.unpack(receive(sock, _QUESTION.size)))
+    except (RelightError, ValueError) as error:
+        with suppress(OSError):
+            _refuse(sock, error)
     except (Closed, OSError):
         return
     finally:
@@ -119,10 +107,48 @@ def serve(
             source.release(pin)
 
 
-def welcome_plain(sock: socket.socket, manifest: bytes) -> None:
-    """Answers a hello with the manifest alone."""
+def _grant(hello: bytes) -> str:
+    said = json.loads(hello)
+    if not isinstance(said, dict) or said.get("version") != VERSION or not isinstance(said.get("grant"), str):
+        raise InvalidInput(f"expected a hello of version {VERSION} with a grant")
+    return str(said["grant"])
+
+
+def _answer(
+    sock: socket.socket, source: Source, pin: Pin, deliver: Deliver, operation: int, chunk: int, chunks: int,
+    offset: int, length: int,
+) -> None:  # fmt: skip
+    if operation == READ:
+        try:
+            source.permit(pin, offset, length, chunk, chunks)
+        except NotYet:
+            sock.sendall(NOT_YET)
+            return
+        sock.sendall(OK)
+        deliver(sock, source, offset, length)
+        return
+    frame = b""
+    if operation == MANIFEST:
+        frame = source.dumped()
+    elif operation == HELD:
+        bitmap = source.held(pin, chunk)
+        frame = b"" if bitmap is None else bitmap.dump()
+    elif operation != FINISH:
+        raise InvalidInput(f"operation {operation} does not exist")
+    source.confirm(pin)
     sock.sendall(OK)
-    send_frame(sock, manifest)
+    if operation != FINISH:
+        send_frame(sock, frame)
+
+
+def permitted(sock: socket.socket, source: Source, offset: int, length: int) -> None:
+    """For readers that fetch the bytes themselves: the next permission waits for the source's pace."""
+    source.pace.wait(length)
+
+
+def welcome_plain(sock: socket.socket) -> None:
+    """Answers a hello."""
+    sock.sendall(OK)
 
 
 class Acceptor:
@@ -184,62 +210,56 @@ class Acceptor:
         self._thread.join(timeout=5)
 
 
-class SocketReader(ABC):
-    """The receiver's half of the protocol over a connected socket; subclasses say where the bytes are."""
+class ControlReader:
+    """The receiver's half of the protocol over a connected socket; subclasses bring the bytes."""
 
     def __init__(self, sock: socket.socket, source: str) -> None:
+        """`sock` is connected; its timeout bounds every single wait."""
         self.source = source
         self.sock = sock
-        self._asked: deque[tuple[int, int]] = deque()
-        self._at = self._left = 0
 
-    def hello(self, grant: str) -> bytes:
-        """Presents the grant; returns the manifest's bytes. Raises RemoteFault."""
+    def hello(self, grant: str) -> None:
+        """Presents the grant. Raises RemoteFault."""
         try:
             send_frame(self.sock, json.dumps({"version": VERSION, "grant": grant}).encode())
-            self.status("refused this reader")
-            return receive_frame(self.sock)
-        except (OSError, Closed, InvalidInput) as error:
-            raise RemoteFault(f"{self.source}: no manifest: {error or 'connection closed'}") from error
-
-    def parsed(self, data: bytes) -> WeightManifest:
-        """A hostile manifest is the source's fault."""
-        try:
-            return parse(data)
-        except InvalidInput as error:
-            raise RemoteFault(f"{self.source}: {error}") from error
-
-    def ask(self, offset: int, length: int) -> None:
-        self._send(offset, length)
-        self._asked.append((offset, length))
-
-    def fill(self, into: memoryview) -> None:
-        if not self._left:
-            self._at, self._left = self._asked.popleft()
-            self.status("refused a read")
-        self.take(self._at, into)
-        self._at += len(into)
-        self._left -= len(into)
-
-    @abstractmethod
-    def describe(self) -> WeightManifest:
-        """The source's manifest, parsed and bounded."""
-
-    @abstractmethod
-    def take(self, offset: int, into: memoryview) -> None:
-        """Brings the permitted bytes from `offset` on into place."""
-
-    def _send(self, offset: int, length: int) -> None:
-        try:
-            self.sock.sendall(_READ.pack(offset, length))
         except OSError as error:
-            raise RemoteFault(f"{self.source}: gone while asked: {error}") from error
+            raise RemoteFault(f"{self.source}: gone before it answered: {error}") from error
+        self.status("refused this reader")
+
+    def describe(self) -> WeightManifest:
+        self._send(MANIFEST, Question(0, 0, 0, 0))
+        self.status("gave no manifest")
+        try:
+            return parse(receive_frame(self.sock))
+        except (OSError, Closed, InvalidInput) as error:
+            # A hostile manifest is the source's fault.
+            raise RemoteFault(f"{self.source}: {error or 'connection closed'}") from error
+
+    def held(self, more_than: int, count: int) -> Bitmap:
+        self._send(HELD, Question(more_than, 0, 0, 0))
+        self.status("does not say what it holds")
+        try:
+            data = receive_frame(self.sock)
+            return Bitmap(count, data or b"\xff" * -(-count // 8))
+        except (OSError, Closed, InvalidInput) as error:
+            raise RemoteFault(f"{self.source}: {error or 'connection closed'}") from error
+
+    def _send(self, operation: int, question: Question) -> None:
+        # Who refused has closed already, and its reason waits to be read: so a failure here is met as an answer.
+        with suppress(BrokenPipeError, ConnectionResetError):
+            try:
+                self.sock.sendall(_QUESTION.pack(operation, *question))
+            except TimeoutError as error:
+                raise RemoteFault(f"{self.source}: took no question for {self.sock.gettimeout()} s") from error
 
     def status(self, what: str) -> None:
         """Waits for the answer to one question. Raises RemoteFault with the source's own reason."""
         try:
-            if self.answer() == OK:
+            status = self.answer()
+            if status == OK:
                 return
+            if status == NOT_YET:
+                raise Missing(f"{self.source} does not have it yet")
             reason = json.loads(receive_frame(self.sock, 1 << 16)).get("error", "no reason given")
         except TimeoutError as error:
             raise RemoteFault(f"{self.source}: no answer within {self.sock.gettimeout()} s") from error
@@ -252,11 +272,41 @@ class SocketReader(ABC):
         return receive(self.sock, 1)
 
     def finish(self) -> None:
-        self._send(0, 0)
+        self._send(FINISH, Question(0, 0, 0, 0))
         self.status("withdrew its permission")
+
+    def abort(self) -> None:
+        with suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self.sock.close()
+
+
+class SocketReader(ControlReader, ABC):
+    """A reader that brings the bytes piece by piece, in the order of its questions; subclasses say from where."""
+
+    def __init__(self, sock: socket.socket, source: str) -> None:
+        super().__init__(sock, source)
+        self._asked: deque[tuple[int, memoryview]] = deque()
+        self._at, self._into = 0, memoryview(b"")
+
+    def ask(self, question: Question, into: memoryview) -> None:
+        self._send(READ, question)
+        self._asked.append((question.offset, into))
+
+    def fill(self, count: int) -> None:
+        if not self._into:
+            at, into = self._asked.popleft()
+            self.status("refused a read")
+            self._at, self._into = at, into
+        self.take(self._at, self._into[:count])
+        self._at += count
+        self._into = self._into[count:]
+
+    @abstractmethod
+    def take(self, offset: int, into: memoryview) -> None:
+        """Brings the permitted bytes from `offset` on into place."""
 
 
 def connected(sock: socket.socket, address: object, deadline: float, source: str) -> socket.socket:
@@ -274,8 +324,35 @@ def listening(sock: socket.socket, address: object) -> socket.socket:
     """Binds and listens. Raises LocalFault naming the address."""
     try:
         sock.bind(address)  # type: ignore[arg-type]
-        sock.listen(64)
+        sock.listen(512)
     except OSError as error:
         sock.close()
         raise LocalFault(f"cannot listen at {address}: {error}") from error
     return sock
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def listening_at(host: str, port: int) -> socket.socket:
+    """A TCP socket that listens at one address of one interface. Raises LocalFault naming the address."""
+    sock = socket.socket(_family(host), socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return listening(sock, (host, port))
+
+
+def reaching(host: str, port: int, deadline: float, source: str) -> socket.socket:
+    """A TCP connection to `source`. Raises RemoteFault."""
+    sock = connected(socket.socket(_family(host), socket.SOCK_STREAM), (host, port), deadline, source)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
+
+
+def parse_endpoint(address: str, *schemes: str) -> tuple[str, int]:
+    """(host, port) of `scheme:host:port` with one of `schemes`. Raises InvalidInput."""
+    scheme, _, rest = address.partition(":")
+    host, _, port = rest.rpartition(":")
+    if scheme not in schemes or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise InvalidInput(f"expected an address {' or '.join(f'{s}:host:port' for s in schemes)}, got {address!r}")
+    return host, int(port)

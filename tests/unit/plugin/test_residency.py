@@ -17,7 +17,7 @@ from relight.plugin.settings import Settings, read
 from relight.transfer import grants
 from relight.transfer.manifest import Canary, WeightManifest
 from relight.transfer.segment import Segment
-from relight.transfer.verify import digest
+from relight.transfer.verify import blocks_of
 from tests.unit.transfer.conftest import LAYOUT, make_manifest
 
 CANARY = Canary((1, 2), (3,), (-0.5,))
@@ -47,7 +47,7 @@ class Engine:
 
     def _describe(self, revision: str) -> WeightManifest:
         tensors = tuple(
-            replace(t, digest=digest(self.segment.view[t.offset : t.offset + t.bytes])) for t in self._first.tensors
+            replace(t, blocks=blocks_of(self.segment.view[t.offset : t.offset + t.bytes])) for t in self._first.tensors
         )
         prints = replace(self._first.fingerprint, layout=self.layout, content={"revision": revision})
         return replace(self._first, fingerprint=prints, tensors=tensors, canary=None)
@@ -76,7 +76,7 @@ class Engine:
         return str(opened["shm"]), str(opened["tcp"]), grants.mint(key, claims)
 
     def wake(self, kind: RungKind, *, address: str = "", grant: str = "", revision: str = "r1", path: str = "") -> str:
-        told = lambda done, total: None  # noqa: E731
+        told = lambda progress: None  # noqa: E731
         return self.residency.refill(
             kind, revision, address, grant, "i-a", path or str(self.checkpoint), told
         ).detail  # fmt: skip

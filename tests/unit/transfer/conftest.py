@@ -17,12 +17,13 @@ from relight.core.tls import TlsFiles
 from relight.transfer import grants
 from relight.transfer.manifest import Canary, TensorEntry, WeightManifest
 from relight.transfer.segment import Segment
+from relight.transfer.session import Holder, Options, Received, Wanted, refill
 from relight.transfer.source import Source
 from relight.transfer.transports.base import Reader
 from relight.transfer.transports.memory import MemoryReader
 from relight.transfer.transports.shm import ShmListener, ShmReader
 from relight.transfer.transports.tcp import TcpListener, TcpReader
-from relight.transfer.verify import digest
+from relight.transfer.verify import blocks_of
 
 LAYOUT = {"engine": "test 1", "dtype": "bfloat16"}
 SIZES = (5_000_000, 17, 256, 1_048_576, 3_000_001, 1)
@@ -33,9 +34,8 @@ def make_manifest(segment: Segment, sizes: tuple[int, ...] = SIZES, revision: st
     entries, offset = [], 0
     for n, size in enumerate(sizes):
         segment.view[offset : offset + size] = random.Random(n).randbytes(size)
-        entries.append(
-            TensorEntry(f"t{n}", "uint8", (size,), (1,), offset, size, digest(segment.view[offset : offset + size]))
-        )
+        blocks = blocks_of(segment.view[offset : offset + size])
+        entries.append(TensorEntry(f"t{n}", "uint8", (size,), (1,), offset, size, (), blocks))
         offset += -(-size // 256) * 256
     prints = Fingerprint(LAYOUT, {"revision": revision}, {})
     canary = Canary((1, 2), (3, 4), (-0.1, -0.2))
@@ -73,6 +73,15 @@ def rig() -> Iterator[Rig]:
     yield Rig(clock, source, key, target)
     target.close()
     segment.close()
+
+
+def bring(
+    rig: Rig, connect: Callable[[], Reader], *, layout=LAYOUT, table=None, revision="r1", streams=2, **options: object
+) -> Received:  # fmt: skip
+    """One refill of the rig's target from its one source."""
+    wanted = Wanted(layout, rig.table if table is None else table, revision)
+    holders = [Holder("i-source", connect, connections=streams)]
+    return refill(rig.target, wanted, holders, streams=streams, clock=SystemClock(), options=Options(**options))
 
 
 Connector = Callable[[Rig, str], Callable[[], Reader]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,7 @@ from relight.core.fingerprint import Fingerprint
 from relight.transfer import grants
 from relight.transfer.manifest import Canary, TensorEntry, WeightManifest, dump, parse
 
-ENTRY = TensorEntry("w", "bfloat16", (2, 3), (3, 1), 0, 12, "ab" * 16)
+ENTRY = TensorEntry("w", "bfloat16", (2, 3), (3, 1), 0, 12, (), b"\xab" * 16)
 MANIFEST = WeightManifest(
     Fingerprint({"a": "1"}, {"revision": "r"}, {}), 3, 4096, (ENTRY, replace(ENTRY, name="v", offset=256)),
     {"s": 1.5}, Canary((1,), (2,), (-0.5,)),
@@ -25,20 +26,28 @@ def test_a_manifest_survives_the_wire() -> None:
     assert parse(dump(MANIFEST)) == MANIFEST
 
 
+def _put(raw: dict[str, Any], tensor: int, field: str, value: object) -> None:
+    raw["tensors"][field][tensor] = value
+
+
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        (lambda m: m["tensors"][0].update(offset=4090), "tensor w"),
-        (lambda m: m["tensors"][1].update(offset=4), "tensor v"),
-        (lambda m: m["tensors"][1].update(name="w"), "tensor w"),
-        (lambda m: m["tensors"][0].update(bytes=13), r"tensors\[0\].bytes"),
-        (lambda m: m["tensors"][0].update(shape=[2, 1 << 60]), r"tensors\[0\].shape"),
-        (lambda m: m["tensors"][0].update(shape=[2]), r"tensors\[0\].stride"),
-        (lambda m: m["tensors"][0].update(dtype="object"), r"tensors\[0\].dtype"),
-        (lambda m: m["tensors"][0].update(digest="zz"), r"tensors\[0\].digest"),
-        (lambda m: m["tensors"][0].update(offset=-1), r"tensors\[0\].offset"),
-        (lambda m: m["tensors"][0].update(offset=True), r"tensors\[0\].offset"),
-        (lambda m: m["tensors"][0].pop("aliases"), r"tensors\[0\]"),
+        (lambda m: _put(m, 0, "offset", 4090), "tensor w"),
+        (lambda m: _put(m, 1, "offset", 4), "tensor v"),
+        (lambda m: _put(m, 1, "name", "w"), "tensor w"),
+        (lambda m: _put(m, 0, "bytes", 13), r"tensors\[0\].bytes"),
+        (lambda m: _put(m, 0, "shape", [2, 1 << 60]), r"tensors\[0\].shape"),
+        (lambda m: _put(m, 0, "shape", [2]), r"tensors\[0\].stride"),
+        (lambda m: _put(m, 0, "dtype", "object"), r"tensors\[0\].dtype"),
+        (lambda m: _put(m, 0, "blocks", "zz" * 16), r"tensors\[0\].blocks"),
+        (lambda m: _put(m, 0, "blocks", "ab" * 32), r"tensors\[0\].blocks"),
+        (lambda m: _put(m, 0, "shape", [1] * 65), r"tensors\[0\].shape"),
+        (lambda m: m["tensors"]["name"].append("x"), r"tensors\.dtype"),
+        (lambda m: _put(m, 0, "offset", -1), r"tensors\[0\].offset"),
+        (lambda m: _put(m, 0, "offset", True), r"tensors\[0\].offset"),
+        (lambda m: m["tensors"].pop("aliases"), "tensors"),
+        (lambda m: m.update(block_bytes=1), "block_bytes"),
         (lambda m: m["scalars"].update(s=float("nan")), "scalars.s"),
         (lambda m: m["canary"].update(logprobs=[]), "canary.logprobs"),
         (lambda m: m["canary"].update(token_ids=[1, 2]), "canary.logprobs"),
@@ -68,7 +77,7 @@ def test_the_content_digest_ignores_where_tensors_lie_and_sees_every_byte_and_sc
     moved = replace(MANIFEST, tensors=(MANIFEST.tensors[0], replace(MANIFEST.tensors[1], offset=512)))
     assert moved.content_digest() == MANIFEST.content_digest()
     assert moved.digest() != MANIFEST.digest()
-    other = replace(MANIFEST, tensors=(replace(ENTRY, digest="cd" * 16), MANIFEST.tensors[1]))
+    other = replace(MANIFEST, tensors=(replace(ENTRY, blocks=b"\xcd" * 16), MANIFEST.tensors[1]))
     assert other.content_digest() != MANIFEST.content_digest()
     assert replace(MANIFEST, scalars={"s": 1.0}).content_digest() != MANIFEST.content_digest()
 
@@ -78,7 +87,7 @@ CLAIMS = grants.Claims("i-a", 4, "m" * 32, "i-b", 1000.0)
 
 
 def _check(grant: str, now: float = 999.0) -> grants.Claims:
-    return grants.check(KEY, grant, now=now, source_instance="i-a", generation=4, manifest_digest="m" * 32)
+    return grants.check(KEY, grant, now=now, source_instance="i-a", generation=4, manifest_digest=lambda: "m" * 32)
 
 
 def test_a_grant_gives_its_claims_back() -> None:

@@ -14,6 +14,7 @@ import pytest
 from relight.core.errors import InvalidInput, LocalFault, RemoteFault
 from relight.core.tls import TlsFiles
 from relight.plugin import settings
+from relight.transfer.transports.base import Question
 from relight.transfer.transports.tcp import TcpListener, TcpReader
 from tests.unit.transfer.conftest import Rig
 
@@ -81,8 +82,8 @@ def test_no_weight_is_readable_on_the_way(rig: Rig, address: str, certificates: 
             f"tls:127.0.0.1:{tap.getsockname()[1]}", rig.grant(), "i-source", 5.0, certificates("receiver")
         )
         into = bytearray(tensor.bytes)
-        reader.ask(tensor.offset, len(into[: 1 << 20]))
-        reader.fill(memoryview(into)[: 1 << 20])
+        reader.ask(Question(0, 1, tensor.offset, 1 << 20), memoryview(into)[: 1 << 20])
+        reader.fill(1 << 20)
         reader.close()
     assert into[: 1 << 20] == rig.source.segment.view[tensor.offset : tensor.offset + (1 << 20)]
     assert len(seen) > 1 << 20

@@ -8,18 +8,11 @@ from dataclasses import replace
 import pytest
 
 from relight.core import failpoints
-from relight.core.clock import SystemClock
 from relight.core.errors import LocalFault, ModelDirty, RemoteFault
 from relight.transfer.manifest import TensorEntry
-from relight.transfer.session import Received, refill
-from tests.unit.transfer.conftest import LAYOUT, Connector, Rig
-
-
-def _refill(rig: Rig, connect, *, layout=LAYOUT, table=None, revision="r1", streams=2) -> Received:
-    return refill(
-        rig.target, layout, rig.table if table is None else table, revision, connect, streams=streams,
-        clock=SystemClock(),
-    )  # fmt: skip
+from relight.transfer.segment import Segment
+from relight.transfer.session import Cancel, Kept, Progress
+from tests.unit.transfer.conftest import LAYOUT, Connector, Rig, bring
 
 
 def _untouched(rig: Rig) -> bool:
@@ -28,7 +21,7 @@ def _untouched(rig: Rig) -> bool:
 
 @pytest.mark.parametrize("streams", [1, 2, 5])
 def test_a_refill_brings_exactly_the_sources_bytes(rig: Rig, connector: Connector, streams: int) -> None:
-    got = _refill(rig, connector(rig, rig.grant()), streams=streams)
+    got = bring(rig, connector(rig, rig.grant()), streams=streams)
     assert got.bytes == rig.source.manifest.weight_bytes
     for tensor in rig.table.values():
         place = slice(tensor.offset, tensor.offset + tensor.bytes)
@@ -45,27 +38,25 @@ def test_tensors_arrive_where_the_receiver_has_them_whatever_their_places_at_the
     for tensor in order:
         moved[tensor.name] = replace(tensor, offset=offset)
         offset += -(-tensor.bytes // 256) * 256
-    _refill(rig, connector(rig, rig.grant()), table=moved)
+    bring(rig, connector(rig, rig.grant()), table=moved)
     for name, theirs in rig.table.items():
         ours = moved[name]
         got = rig.target.view[ours.offset : ours.offset + ours.bytes]
         assert got == rig.source.segment.view[theirs.offset : theirs.offset + theirs.bytes]
 
 
-def test_the_pin_ends_with_the_refill(rig: Rig, connector: Connector) -> None:
-    _refill(rig, connector(rig, rig.grant()))
+def test_the_pin_ends_with_thebring(rig: Rig, connector: Connector) -> None:
+    bring(rig, connector(rig, rig.grant()))
     assert rig.source.close(5.0) == 0
 
 
 def test_progress_is_told_up_to_the_last_byte(rig: Rig, connector: Connector) -> None:
-    seen: list[tuple[int, int]] = []
-    refill(
-        rig.target, LAYOUT, rig.table, "r1", connector(rig, rig.grant()), streams=2, clock=SystemClock(),
-        on_progress=lambda done, total: seen.append((done, total)),
-    )  # fmt: skip
+    seen: list[Progress] = []
+    bring(rig, connector(rig, rig.grant()), on_progress=seen.append)
     total = rig.source.manifest.weight_bytes
-    assert seen[-1] == (total, total)
-    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert (seen[-1].bytes, seen[-1].total, seen[-1].holders) == (total, total, {"i-source": total})
+    assert [p.bytes for p in seen] == sorted(p.bytes for p in seen)
+    assert seen[-1].bytes_per_second > 0
 
 
 def test_altered_bytes_are_refused_naming_the_tensor(
@@ -73,7 +64,7 @@ def test_altered_bytes_are_refused_naming_the_tensor(
 ) -> None:
     monkeypatch.setattr(failpoints, "_armed", failpoints.parse("transfer.receive=1*corrupt"))
     with pytest.raises(ModelDirty, match=r"tensor t\d from i-source: digest") as caught:
-        _refill(rig, connector(rig, rig.grant()), streams=1)
+        bring(rig, connector(rig, rig.grant()), streams=1)
     assert isinstance(caught.value.cause, RemoteFault)
 
 
@@ -90,14 +81,14 @@ def test_a_grant_that_does_not_fit_is_refused_and_nothing_is_touched(
     rig: Rig, connector: Connector, changes: dict[str, object], reason: str
 ) -> None:
     with pytest.raises(RemoteFault, match=reason):
-        _refill(rig, connector(rig, rig.grant(**changes)))
+        bring(rig, connector(rig, rig.grant(**changes)))
     assert _untouched(rig)
 
 
 def test_a_grant_of_another_key_is_refused(rig: Rig, connector: Connector) -> None:
     foreign = replace(rig, key="00" * 32).grant()
     with pytest.raises(RemoteFault, match="not signed for this source"):
-        _refill(rig, connector(rig, foreign))
+        bring(rig, connector(rig, foreign))
     assert _untouched(rig)
 
 
@@ -105,41 +96,34 @@ def test_a_closed_source_is_no_source(rig: Rig, connector: Connector) -> None:
     connect = connector(rig, rig.grant())
     rig.source.close(0.0)
     with pytest.raises(RemoteFault, match="no source now"):
-        _refill(rig, connect)
+        bring(rig, connect)
 
 
 def test_a_source_that_cuts_its_readers_leaves_the_model_dirty_and_the_source_at_fault(
     rig: Rig, connector: Connector
 ) -> None:
-    def cut(done: int, total: int) -> None:
-        rig.source.close(0.0)
-
     with pytest.raises(ModelDirty, match="cut this reader") as caught:
-        refill(
-            rig.target, LAYOUT, rig.table, "r1", connector(rig, rig.grant()), streams=1, clock=SystemClock(),
-            on_progress=cut,
-        )  # fmt: skip
+        bring(rig, connector(rig, rig.grant()), streams=1, on_progress=lambda progress: rig.source.close(0.0))
     assert isinstance(caught.value.cause, RemoteFault)
 
 
 def test_a_grant_that_expires_while_reading_ends_the_read(rig: Rig, connector: Connector) -> None:
     with pytest.raises(ModelDirty, match="expired while reading"):
-        refill(
-            rig.target, LAYOUT, rig.table, "r1", connector(rig, rig.grant()), streams=1, clock=SystemClock(),
-            on_progress=lambda done, total: rig.clock.advance(3600),
+        bring(
+            rig, connector(rig, rig.grant()), streams=1, on_progress=lambda progress: rig.clock.advance(3600)
         )  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["engine", "dtype", "quantization"])
 def test_another_layout_is_refused_naming_the_field(rig: Rig, connector: Connector, name: str) -> None:
     with pytest.raises(RemoteFault, match=f"layout.{name}: 'mine' here"):
-        _refill(rig, connector(rig, rig.grant()), layout={**LAYOUT, name: "mine"})
+        bring(rig, connector(rig, rig.grant()), layout={**LAYOUT, name: "mine"})
     assert _untouched(rig)
 
 
 def test_other_content_is_refused_naming_the_revision(rig: Rig, connector: Connector) -> None:
     with pytest.raises(RemoteFault, match=r"content\.revision: 'r2' asked for, 'r1' there"):
-        _refill(rig, connector(rig, rig.grant()), revision="r2")
+        bring(rig, connector(rig, rig.grant()), revision="r2")
     assert _untouched(rig)
 
 
@@ -159,17 +143,15 @@ def test_another_tensor_table_is_refused_naming_tensor_and_field(
     rig: Rig, connector: Connector, change, reason: str
 ) -> None:
     with pytest.raises(RemoteFault, match=reason):
-        _refill(rig, connector(rig, rig.grant()), table=change(rig.table))
+        bring(rig, connector(rig, rig.grant()), table=change(rig.table))
     assert _untouched(rig)
 
 
-def test_no_thread_is_left_after_a_failed_refill(
-    rig: Rig, connector: Connector, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_thread_is_left_after_a_failedbring(rig: Rig, connector: Connector, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failpoints, "_armed", failpoints.parse("transfer.receive=2*error"))
     with pytest.raises(ModelDirty):
-        _refill(rig, connector(rig, rig.grant()))
-    assert not [t.name for t in threading.enumerate() if t.name.startswith("relight-pull")]
+        bring(rig, connector(rig, rig.grant()))
+    assert not [t.name for t in threading.enumerate() if t.name.startswith(("relight-pull", "relight-pages"))]
 
 
 def test_a_defect_in_one_stream_ends_the_refill_instead_of_leaving_the_others_waiting(
@@ -184,7 +166,7 @@ def test_a_defect_in_one_stream_ends_the_refill_instead_of_leaving_the_others_wa
 
     monkeypatch.setattr(rig.target, "populate", defective)
     with pytest.raises(LocalFault, match="ValueError: a defect"):
-        _refill(rig, connector(rig, rig.grant()))
+        bring(rig, connector(rig, rig.grant()))
 
 
 def test_many_receivers_at_once_all_get_the_bytes(rig: Rig, connector: Connector) -> None:
@@ -192,11 +174,9 @@ def test_many_receivers_at_once_all_get_the_bytes(rig: Rig, connector: Connector
     results: list[object] = []
 
     def one() -> None:
-        from relight.transfer.segment import Segment
-
         target = Segment("many", rig.source.segment.bytes)
         try:
-            results.append(refill(target, LAYOUT, rig.table, "r1", connect, streams=2, clock=SystemClock()).bytes)
+            results.append(bring(replace(rig, target=target), connect).bytes)
         finally:
             target.close()
 
@@ -206,3 +186,39 @@ def test_many_receivers_at_once_all_get_the_bytes(rig: Rig, connector: Connector
     for thread in threads:
         thread.join(30)
     assert results == [rig.source.manifest.weight_bytes] * 8
+
+
+def test_a_refill_that_broke_off_goes_on_with_what_is_missing(
+    rig: Rig, connector: Connector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, seen = Kept(), list[Progress]()
+    monkeypatch.setattr(failpoints, "_armed", failpoints.parse("transfer.receive=12*corrupt"))
+    connect = connector(rig, rig.grant())
+    with pytest.raises(ModelDirty):
+        bring(rig, connect, streams=1, kept=kept, on_progress=seen.append)
+    placed = seen[-1].bytes
+    assert 0 < placed < rig.source.manifest.weight_bytes
+    got = bring(rig, connect, streams=1, kept=kept)
+    assert got.bytes == rig.source.manifest.weight_bytes - placed
+    for tensor in rig.table.values():
+        place = slice(tensor.offset, tensor.offset + tensor.bytes)
+        assert rig.target.view[place] == rig.source.segment.view[place]
+
+
+def test_what_was_kept_of_another_content_is_not_kept(rig: Rig, connector: Connector) -> None:
+    kept = Kept()
+    connect = connector(rig, rig.grant())
+    bring(rig, connect, kept=kept)
+    assert bring(rig, connect, kept=kept).bytes == 0
+    kept.content = kept.content[:-1]
+    assert bring(rig, connect, kept=kept).bytes == rig.source.manifest.weight_bytes
+
+
+def test_a_cancelled_refill_ends_and_says_so(rig: Rig, connector: Connector) -> None:
+    cancel = Cancel()
+    with pytest.raises(ModelDirty, match="cancelled") as caught:
+        bring(rig, connector(rig, rig.grant()), streams=1, cancel=cancel, on_progress=lambda progress: cancel.set())
+    assert isinstance(caught.value.cause, LocalFault)
+    with pytest.raises(LocalFault, match="cancelled"):
+        bring(rig, connector(rig, rig.grant()), cancel=cancel)
+    assert _untouched(rig)

@@ -13,17 +13,18 @@ import pytest
 from relight.core.errors import InvalidInput, LocalFault, RemoteFault
 from relight.transfer.segment import MappedPeer, Segment
 from relight.transfer.transports import shm, tcp, wire
+from relight.transfer.transports.base import Question
 from tests.unit.transfer.conftest import Rig
 
 
 @pytest.mark.parametrize(
-    "hello", [b"", b"{}", b"[]", b"\xff\xfe", b'{"version": 2, "grant": "x"}', b'{"version": 1, "grant": 5}']
+    "hello", [b"", b"{}", b"[]", b"\xff\xfe", b'{"version": 1, "grant": "x"}', b'{"version": 2, "grant": 5}']
 )
 def test_a_hello_that_is_none_is_refused_and_the_source_goes_on(rig: Rig, hello: bytes) -> None:
     listener = tcp.TcpListener("127.0.0.1")
     address = listener.register(rig.source)
     try:
-        with socket.create_connection(tcp.parse_address(address), timeout=5) as sock:
+        with socket.create_connection(wire.parse_endpoint(address, "tcp", "tls"), timeout=5) as sock:
             wire.send_frame(sock, hello)
             assert wire.receive(sock, 1) == wire.REFUSED
             assert json.loads(wire.receive_frame(sock))["error"]
@@ -38,7 +39,7 @@ def test_a_frame_that_claims_to_be_huge_is_refused_before_it_is_read(rig: Rig) -
     listener = tcp.TcpListener("127.0.0.1")
     address = listener.register(rig.source)
     try:
-        with socket.create_connection(tcp.parse_address(address), timeout=5) as sock:
+        with socket.create_connection(wire.parse_endpoint(address, "tcp", "tls"), timeout=5) as sock:
             sock.sendall(struct.pack(">I", 1 << 31))
             assert wire.receive(sock, 1) == wire.REFUSED
             assert b"at most" in wire.receive_frame(sock)
@@ -51,9 +52,22 @@ def test_a_read_outside_the_segment_is_refused(rig: Rig, offset: int, length: in
     listener = tcp.TcpListener("127.0.0.1")
     reader = tcp.TcpReader(listener.register(rig.source), rig.grant(), "i-source", 5.0)
     try:
-        reader.ask(offset, length)
+        reader.ask(Question(0, 1, offset, length), memoryview(bytearray(16)))
         with pytest.raises(RemoteFault, match="lies outside"):
-            reader.fill(memoryview(bytearray(16)))
+            reader.fill(16)
+    finally:
+        reader.close()
+        listener.release()
+
+
+@pytest.mark.parametrize("operation", [4, 255])
+def test_a_question_that_does_not_exist_is_refused(rig: Rig, operation: int) -> None:
+    listener = tcp.TcpListener("127.0.0.1")
+    reader = tcp.TcpReader(listener.register(rig.source), rig.grant(), "i-source", 5.0)
+    try:
+        reader.sock.sendall(struct.pack(">BIIQQ", operation, 0, 0, 0, 0))
+        with pytest.raises(RemoteFault, match=f"operation {operation} does not exist"):
+            reader.status("refused a question")
     finally:
         reader.close()
         listener.release()
@@ -74,7 +88,7 @@ def test_nobody_there_is_the_remotes_fault(tmp_path: Path) -> None:
 @pytest.mark.parametrize("address", ["", "tcp:", "tcp:host", "tcp:host:99999", "unix:/x", "tcp:host:abc"])
 def test_a_tcp_address_of_another_form_is_refused(address: str) -> None:
     with pytest.raises(InvalidInput, match="expected an address tcp:host:port"):
-        tcp.parse_address(address)
+        wire.parse_endpoint(address, "tcp", "tls")
 
 
 @pytest.mark.parametrize("address", ["", "unix:", "unix:relative", "tcp:h:1"])

@@ -1,0 +1,201 @@
+"""One connection of a refill: it asks a holder ahead, brings what the board gives it, and proves each block.
+
+A step of at most a block is filled, then hashed at once, while both sides of it are in the processor's cache.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from relight.core.errors import RemoteFault
+from relight.core.failpoints import hit
+from relight.transfer.board import Bitmap
+from relight.transfer.chunks import Block, Chunk, Places, Run
+from relight.transfer.source import RELAY_SECONDS
+from relight.transfer.transports.base import READ_BYTES, Missing, Question, Reader
+from relight.transfer.verify import block_digest
+
+if TYPE_CHECKING:
+    from relight.transfer.session import Agreed, Holder, Refill
+
+ASKED_AHEAD = 2
+"""Reads asked for before their turn, so that the source never waits for the next question."""
+SLACK = 8.0
+"""A holder may take so many times as long for a chunk as the fastest one would, before another is asked for it."""
+LEAST_PATIENCE = 0.5
+"""Seconds that any chunk may take, however fast others are: a busy machine pauses that long."""
+WATCH_SECONDS = 0.1
+"""How often a connection without work looks whether another is late."""
+NOTHING_NEW_SECONDS = 10.0
+"""How long a holder that is itself receiving may have nothing that is needed."""
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Consecutive chunks that were asked for at once, and where their bytes lie."""
+
+    chunks: Sequence[Chunk]
+    runs: Sequence[Run]
+
+    @property
+    def bytes(self) -> int:
+        return sum(c.bytes for c in self.chunks)
+
+
+@dataclass(slots=True)
+class Stream:
+    """One thread's part of a refill. `first` tells the holder's other connections what `leader` found out."""
+
+    refill: Refill
+    holder: Holder
+    leader: bool
+    joined: threading.Event
+    _reader: Reader | None = None
+    _since: float | None = None
+    """When the oldest batch's turn began."""
+    _asked: deque[_Batch] = field(default_factory=deque)
+    _spent: dict[str, float] = field(default_factory=lambda: {"pull": 0.0, "verify": 0.0})
+
+    def run(self) -> None:
+        """Never raises: what failed is known to the refill."""
+        try:
+            if self.holder.reserve:
+                self.refill.needed.wait()
+                if self.refill.over:
+                    return
+            self._reader = self.holder.connect()
+            self._serve(self._reader)
+        except RemoteFault as error:
+            self.refill.lose(self.holder.name, error)
+        except Exception as error:  # noqa: BLE001 - a defect too must let go those that wait for this stream
+            self.refill.fail(error)
+        finally:
+            self.joined.set()
+            if self._asked and (agreed := self.refill.agreed) is not None:
+                agreed.board.give_back(c.number for batch in self._asked for c in batch.chunks)
+            reader, self._reader = self._reader, None
+            if reader is not None:
+                reader.close()
+
+    def _serve(self, reader: Reader) -> None:
+        refill = self.refill
+        if self.leader:
+            refill.join(self.holder, reader.describe())
+            self.joined.set()
+        else:
+            self.joined.wait()
+        refill.paged.wait()
+        agreed = refill.agreed
+        if agreed is None or refill.failure is not None:
+            return
+        begun = refill.clock.now()
+        try:
+            self._read(reader, agreed)
+        finally:
+            for name, spent in self._spent.items():
+                refill.worked(name, begun, refill.clock.now(), spent)
+        if not self.refill.gone(self.holder):
+            reader.finish()
+            refill.confirmed(self.holder.name)
+
+    def _read(self, reader: Reader, agreed: Agreed) -> None:
+        places = Places(agreed.described[self.holder.name].tensors, self.refill.wanted.tensors)
+        known = Bitmap(len(agreed.chunks)) if self.holder.partial else None
+        heard = self.refill.clock.monotonic()
+        while not self.refill.gone(self.holder):
+            while len(self._asked) < ASKED_AHEAD:
+                patience = 0.0 if self._asked else WATCH_SECONDS
+                numbers = agreed.board.take(self.holder.name, READ_BYTES, known, wait_seconds=patience)
+                if not numbers:
+                    break
+                self._ask(reader, places, [agreed.chunks[n] for n in numbers])
+            if self._asked:
+                self._bring(reader)
+                heard = self.refill.clock.monotonic()
+            elif numbers is None:
+                return
+            elif known is not None:
+                before = len(known)
+                known = reader.held(before, len(agreed.chunks))
+                if len(known) > before:
+                    heard = self.refill.clock.monotonic()
+                elif self.refill.clock.monotonic() - heard > NOTHING_NEW_SECONDS:
+                    raise RemoteFault(f"{self.holder.name} received nothing new for {NOTHING_NEW_SECONDS:g} s")
+            else:
+                # All that is left is under way elsewhere: who has nothing to do looks whether somebody is late.
+                self.refill.watch()
+
+    def _ask(self, reader: Reader, places: Places, chunks: Sequence[Chunk]) -> None:
+        batch = _Batch(chunks, places.runs(chunks))
+        self._asked.append(batch)
+        for run in batch.runs:
+            here = self.refill.segment.view[run.here : run.here + run.bytes]
+            reader.ask(Question(chunks[0].number, len(chunks), run.there, run.bytes), here)
+
+    def _bring(self, reader: Reader) -> None:
+        """The oldest batch: all of its runs, each block proven. A chunk that has not arrived there goes back."""
+        batch, refill = self._asked[0], self.refill
+        self._since = begun = refill.clock.monotonic()
+        refill.written, whole = True, True
+        for run in batch.runs:
+            try:
+                if not self._bring_run(reader, run):
+                    return
+            except Missing:
+                whole = False
+        self._asked.popleft()
+        self._since = None
+        if whole:
+            refill.measured(self.holder.name, batch.bytes, refill.clock.monotonic() - begun)
+            refill.placed(self.holder.name, batch.chunks)
+        else:
+            refill.returned(batch.chunks)
+
+    def _bring_run(self, reader: Reader, run: Run) -> bool:
+        """Step by step, so that what is hashed is still in the cache; False when the refill failed meanwhile."""
+        refill, view, monotonic = self.refill, self.refill.segment.view, self.refill.clock.monotonic
+        pulled = verified = 0.0
+        begun = monotonic()
+        try:
+            for start, stop, blocks in run.steps:
+                if refill.failure is not None:
+                    return False
+                reader.fill(stop - start)
+                hit("transfer.receive", view[start:stop])
+                arrived = monotonic()
+                pulled += arrived - begun
+                for block in blocks:
+                    if (got := block_digest(view[block.start : block.stop])) != block.digest:
+                        self._differs(block, got)
+                begun = monotonic()
+                verified += begun - arrived
+        finally:
+            self._spent["pull"] += pulled
+            self._spent["verify"] += verified
+        return True
+
+    def late(self, now: float, fastest: float) -> str:
+        """Why this stream is to be cut: its chunks take far longer than the `fastest` (bytes per second) would."""
+        if self._since is None or not self._asked or not fastest:
+            return ""
+        size = self._asked[0].bytes
+        allowed = max(SLACK * size / fastest, LEAST_PATIENCE) + (RELAY_SECONDS if self.holder.partial else 0.0)
+        if now - self._since <= allowed:
+            return ""
+        return f"{self.holder.name} is too slow: {size} bytes took more than {allowed:.1f} s"
+
+    def cut(self) -> None:
+        """Ends its waiting, from another thread."""
+        if self._reader is not None:
+            self._reader.abort()
+
+    def _differs(self, block: Block, got: bytes) -> None:
+        agreed = self.refill.agreed
+        name = agreed.manifest.tensors[block.tensor].name if agreed else str(block.tensor)
+        raise RemoteFault(
+            f"tensor {name} from {self.holder.name}: digest {got.hex()}, the manifest says {block.digest.hex()}"
+        )
