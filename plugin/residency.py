@@ -21,8 +21,9 @@ from relight.plugin.settings import Settings
 from relight.transfer import grants
 from relight.transfer.breaker import Breaker
 from relight.transfer.manifest import Canary, TensorEntry, WeightManifest
+from relight.transfer.request import Cancel, Holder, Kept, OnProgress, Options, Wanted
 from relight.transfer.segment import Segment, copy
-from relight.transfer.session import Cancel, Holder, Kept, OnProgress, Options, Wanted, refill
+from relight.transfer.session import refill
 from relight.transfer.source import Source
 from relight.transfer.transports.base import Connect, Listener
 from relight.transfer.transports.memory import MemoryReader

@@ -16,6 +16,9 @@ from relight.core.errors import InvalidInput
 SHARES = 4
 """What is left of a queue is taken in so many parts at least."""
 
+PATIENCE = 2.0
+"""Times the planned time after which a plan counts as failed."""
+
 
 class Bitmap:
     """A set of chunk numbers below `count`. Not thread-safe."""
@@ -59,14 +62,15 @@ class Board:
         """`sizes`: bytes by chunk number; `placed`: what is there already; `queues`: by holder, disjoint.
 
         What is missing and in no queue is left to whoever is free first. Nobody takes from another's queue before the
-        plan's own time is over: a source that is ahead would only take bandwidth from those that wait for its turn.
+        plan's own time is well over: a source that is ahead would only take bandwidth from those that wait for its
+        turn.
         """
         self.placed = placed
         self._sizes, self._clock = sizes, clock
         self._queues = {name: deque(n for n in queue if n not in placed) for name, queue in queues.items()}
         dealt = {n for queue in self._queues.values() for n in queue}
         self._loose = deque(n for n in placed.missing() if n not in dealt)
-        self._free_at = clock.monotonic() + planned_seconds
+        self._free_at = clock.monotonic() + planned_seconds * PATIENCE
         self._stopped = False
         self._changed = threading.Condition()
 

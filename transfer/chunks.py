@@ -15,7 +15,7 @@ from relight.transfer.manifest import TensorEntry
 from relight.transfer.verify import BLOCK_BYTES, DIGEST_BYTES
 
 MOST_CHUNK_BYTES = 32 << 20
-CHUNKS = 128
+CHUNKS = 512
 """Chunks that a body is cut into, unless they would be larger than MOST_CHUNK_BYTES or smaller than a block: enough for
 many receivers to pass them on, each large enough to be worth a question."""
 

@@ -208,7 +208,7 @@ class _Draft:
             order = [(r, [leaders[n - 1].name] if n else list(having)) for n, r in enumerate(leaders)]
         else:
             first = self._relay(having, leaders, size)
-            order = [(first, list(having))] + [(r, [first.name, *having]) for r in leaders if r is not first]
+            order = [(first, list(having))] + [(r, [first.name]) for r in leaders if r is not first]
         for receiver, candidates in order:
             self._take(shard, chunk, size, receiver, candidates, reached)
         for receiver in followers:
@@ -237,14 +237,16 @@ class _Draft:
     def _relay(self, having: list[str], leaders: list[ReceiverEnd], size: int) -> ReceiverEnd:
         """The receiver that passes the chunk on at the least cost in what is loaded most."""
 
-        def price(receiver: ReceiverEnd) -> float:
+        def price(receiver: ReceiverEnd) -> tuple[float, float]:
             links = [self.links.get((receiver.name, o.name)) for o in leaders if o is not receiver]
             first = min((self._price(h, receiver.name, size) for h in having), default=float("inf"))
             passed: dict[str, float] = defaultdict(float)
             for link in filter(None, links):
                 for resource in link.uses:
                     passed[resource] += size / self.question.capacities[resource]
-            return max([first, *(self.load[r] + seconds for r, seconds in passed.items())])
+            busy = [self.load[r] + seconds for r, seconds in passed.items()]
+            # Where the source is what limits, any relay would do: the least busy one, so that all take part.
+            return max([first, *busy]), sum(busy)
 
         return min(leaders, key=price)
 

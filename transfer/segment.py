@@ -66,21 +66,36 @@ def _buffer(address: int, length: int) -> memoryview:
     return memoryview((ctypes.c_ubyte * length).from_address(address)).cast("B")
 
 
+def _made(name: str, length: int) -> int:
+    descriptor = os.memfd_create(f"relight-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, length)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    return descriptor
+
+
+def _taken(descriptor: int, length: int) -> int:
+    size = os.fstat(descriptor).st_size
+    if size != length:
+        raise LocalFault(f"a segment of {length} bytes was to be taken over, and this one has {size}")
+    return os.dup(descriptor)
+
+
 class Segment:
     """One memfd-backed region of `bytes` (a multiple of 2 MiB), mapped read-write in this process."""
 
-    def __init__(self, name: str, length: int) -> None:
-        """Reserves the region; no page is allocated yet. Raises LocalFault."""
+    def __init__(self, name: str, length: int, descriptor: int | None = None) -> None:
+        """Reserves the region; no page is allocated yet. Raises LocalFault.
+
+        With a `descriptor`, of which it keeps a copy, it is that file in memory, whatever it holds.
+        """
         self.bytes = -(-max(length, 1) // HUGE) * HUGE
         self._huge_allowance = HUGE_TRIES * HUGE_SECONDS
         self._there = bytearray(self.bytes // HUGE)
         """Which 2 MiB have all their pages: only `drop` takes any away."""
         try:
-            self.fd = os.memfd_create(f"relight-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            os.ftruncate(self.fd, self.bytes)
-            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            self.fd = _made(name, self.bytes) if descriptor is None else _taken(descriptor, self.bytes)
         except OSError as error:
-            raise LocalFault(f"creating a segment of {self.bytes} bytes: {error}") from error
+            raise LocalFault(f"a segment of {self.bytes} bytes: {error}") from error
         self.address = _map(self.bytes, _PROT_READ | _PROT_WRITE, self.fd)
         self.view = _buffer(self.address, self.bytes)
 

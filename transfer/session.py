@@ -9,136 +9,24 @@ fault, and whether the model is now dirty, is part of the error (core/errors.py)
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from relight.core.clock import Clock
 from relight.core.errors import LocalFault, ModelDirty, RemoteFault, TransferError
 from relight.core.fingerprint import Fingerprint
 from relight.core.records import Phase
 from relight.transfer.board import Bitmap, Board
-from relight.transfer.breaker import Breaker
-from relight.transfer.chunks import Chunk, cut
-from relight.transfer.manifest import TensorEntry, WeightManifest
+from relight.transfer.chunks import Chunk, Places, cut
+from relight.transfer.manifest import WeightManifest
 from relight.transfer.plan import shares
+from relight.transfer.request import Holder, Options, Progress, Received, Wanted
 from relight.transfer.segment import Segment, spans
-from relight.transfer.source import Source
 from relight.transfer.stream import Stream
-from relight.transfer.transports.base import Connect
+from relight.transfer.verify import block_digest
 
 PAGES_BYTES = 16 << 20
 """Pages are brought back in steps of this, so that a refill that failed elsewhere stops soon."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What the receiver is made for, and which content it asks for: layout fields, its own tensors by name,
-    revision."""
-
-    layout: Mapping[str, str]
-    tensors: Mapping[str, TensorEntry]
-    revision: str
-
-
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """Who has chunks, and how it is reached.
-
-    A `partial` holder is itself receiving and has what it has proven so far. `queue` is what the plan deals to it.
-    One in `reserve` is not even connected before all others are lost: a slow path is never taken in silence.
-    """
-
-    name: str
-    connect: Connect
-    partial: bool = False
-    queue: tuple[int, ...] = ()
-    connections: int = 1
-    reserve: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a refill is: bytes placed of `total`, after how many seconds, and how many of them by which holder."""
-
-    bytes: int
-    total: int
-    seconds: float
-    holders: Mapping[str, int]
-
-    @property
-    def bytes_per_second(self) -> float:
-        return self.bytes / self.seconds if self.seconds else 0.0
-
-
-class Cancel:
-    """Ends what listens to it, once, from any thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._calls: list[Callable[[], None]] = []
-        self._done = False
-
-    def on(self, call: Callable[[], None]) -> None:
-        """`call` runs when it is set, or at once when it was."""
-        with self._lock:
-            if not self._done:
-                self._calls.append(call)
-                return
-        call()
-
-    def set(self) -> None:
-        with self._lock:
-            self._done, calls = True, self._calls
-            self._calls = []
-        for call in calls:
-            call()
-
-
-OnProgress = Callable[[Progress], None]
-"""Called after each chunk, one call at a time, from any connection's thread."""
-
-
-@dataclass(slots=True)
-class Kept:
-    """What of a content is in place already: carried from a refill that broke off to the next one.
-
-    Whoever writes to or drops the segment in between clears it.
-    """
-
-    content: tuple[tuple[str, bytes], ...] = ()
-    """Names and block digests of the tensors."""
-    placed: Bitmap = field(default_factory=lambda: Bitmap(0))
-    paged: bool = False
-
-    def clear(self) -> None:
-        self.content, self.placed, self.paged = (), Bitmap(0), False
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What a refill may do besides: all of it can be left out.
-
-    `planned_seconds`: until then nobody takes chunks that the plan dealt to another. `relay` serves what has arrived.
-    `cancel` ends the refill. `breaker` remembers over refills which sources failed.
-    """
-
-    planned_seconds: float = 0.0
-    relay: Source | None = None
-    kept: Kept = field(default_factory=Kept)
-    cancel: Cancel = field(default_factory=Cancel)
-    breaker: Breaker | None = None
-    on_progress: OnProgress = lambda progress: None
-
-
-@dataclass(frozen=True, slots=True)
-class Received:
-    """A complete, proven refill; `holders` says how many bytes came from whom, `lost` who failed and why."""
-
-    manifest: WeightManifest
-    bytes: int
-    phases: tuple[Phase, ...]
-    holders: Mapping[str, int]
-    lost: Mapping[str, str]
 
 
 def check_source(theirs: WeightManifest, wanted: Wanted, source: str) -> None:
@@ -332,7 +220,7 @@ class Refill:
         chunks = cut(manifest.tensors)
         kept, content = self.options.kept, tuple((t.name, t.blocks) for t in manifest.tensors)
         if content != kept.content:
-            kept.content, kept.placed = content, Bitmap(len(chunks))
+            kept.content, kept.placed = content, self._found(manifest, chunks)
         board = Board(
             [c.bytes for c in chunks], kept.placed, {h.name: h.queue for h in self._holders if h.name not in self.lost},
             self.clock, planned_seconds=self.options.planned_seconds,
@@ -344,6 +232,17 @@ class Refill:
             here = tuple(replace(t, offset=self.wanted.tensors[t.name].offset) for t in manifest.tensors)
             relay.relay(replace(manifest, segment_bytes=self.segment.bytes, tensors=here), chunks, kept.placed)
         return Agreed(manifest, {}, chunks, board, total)
+
+    def _found(self, manifest: WeightManifest, chunks: tuple[Chunk, ...]) -> Bitmap:
+        """What the segment holds already of the content, if that was asked for."""
+        found = Bitmap(len(chunks))
+        if self.options.look_first:
+            places = Places(manifest.tensors, self.wanted.tensors)
+            for chunk in chunks:
+                blocks = [block for run in places.runs([chunk]) for step in run.steps for block in step.blocks]
+                if all(block_digest(self.segment.view[b.start : b.stop]) == b.digest for b in blocks):
+                    found.add(chunk.number)
+        return found
 
     def worked(self, name: str, start: float, end: float, spent: float) -> None:
         """Adds to what a kind of work took: wall clock from `start` to `end`, `spent` seconds of it at work."""
@@ -360,6 +259,9 @@ class Refill:
         self.watch()
         if agreed.board.placed.complete:
             self.needed.set()
+            for stream in self._running:
+                if stream.listens:
+                    stream.cut()
         if self.options.relay is not None:
             self.options.relay.arrived()
         with self._lock:
@@ -397,7 +299,7 @@ class Refill:
     def lose(self, holder: str, error: RemoteFault) -> None:
         """The holder brings nothing more; the others go on, if there are any."""
         with self._lock:
-            if holder in self.lost:
+            if holder in self.lost or self.over:
                 return
             self.lost[holder] = error
             if self.options.breaker is not None:

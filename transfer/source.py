@@ -149,11 +149,15 @@ class Source:
         """Which chunks are here, None for all; waits a while for there to be more than `more_than`."""
         with self._changed:
             self._changed.wait_for(
-                lambda: pin not in self._pins or (self._partial and len(self._partial.placed) > more_than),
-                RELAY_SECONDS if self._partial else 0.0,
+                lambda: pin not in self._pins or self._news(more_than),
+                RELAY_SECONDS,
             )
             self._check_pin(pin)
             return None if self._partial is None else Bitmap(self._partial.placed.count, self._partial.placed.dump())
+
+    def _news(self, more_than: int) -> bool:
+        placed = self._partial.placed if self._partial else None
+        return placed is None or placed.complete or len(placed) > more_than
 
     # ------------------------------------------------------------------ readers
 

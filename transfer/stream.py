@@ -15,12 +15,13 @@ from relight.core.errors import RemoteFault
 from relight.core.failpoints import hit
 from relight.transfer.board import Bitmap
 from relight.transfer.chunks import Block, Chunk, Places, Run
+from relight.transfer.request import Holder
 from relight.transfer.source import RELAY_SECONDS
 from relight.transfer.transports.base import READ_BYTES, Missing, Question, Reader
 from relight.transfer.verify import block_digest
 
 if TYPE_CHECKING:
-    from relight.transfer.session import Agreed, Holder, Refill
+    from relight.transfer.session import Agreed, Refill
 
 ASKED_AHEAD = 2
 """Reads asked for before their turn, so that the source never waits for the next question."""
@@ -54,6 +55,8 @@ class Stream:
     holder: Holder
     leader: bool
     joined: threading.Event
+    listens: bool = False
+    """Whether it waits for a relay to have more: nothing is lost when that is cut short."""
     _reader: Reader | None = None
     _since: float | None = None
     """When the oldest batch's turn began."""
@@ -120,7 +123,9 @@ class Stream:
                 return
             elif known is not None:
                 before = len(known)
+                self.listens = True
                 known = reader.held(before, len(agreed.chunks))
+                self.listens = False
                 if len(known) > before:
                     heard = self.refill.clock.monotonic()
                 elif self.refill.clock.monotonic() - heard > NOTHING_NEW_SECONDS:
@@ -180,11 +185,13 @@ class Stream:
 
     def late(self, now: float, fastest: float) -> str:
         """Why this stream is to be cut: its chunks take far longer than the `fastest` (bytes per second) would."""
-        if self._since is None or not self._asked or not fastest:
+        # Read once: the stream's own thread ends a batch at any moment.
+        since, asked = self._since, list(self._asked)
+        if since is None or not asked or not fastest:
             return ""
-        size = self._asked[0].bytes
+        size = asked[0].bytes
         allowed = max(SLACK * size / fastest, LEAST_PATIENCE) + (RELAY_SECONDS if self.holder.partial else 0.0)
-        if now - self._since <= allowed:
+        if now - since <= allowed:
             return ""
         return f"{self.holder.name} is too slow: {size} bytes took more than {allowed:.1f} s"
 

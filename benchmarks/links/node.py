@@ -22,8 +22,9 @@ from relight.core.fingerprint import Fingerprint
 from relight.transfer import grants
 from relight.transfer.manifest import TensorEntry, WeightManifest
 from relight.transfer.pace import Pace
+from relight.transfer.request import Holder, Kept, Options, Wanted
 from relight.transfer.segment import Segment
-from relight.transfer.session import Holder, Kept, Options, Wanted, refill
+from relight.transfer.session import refill
 from relight.transfer.source import Source
 from relight.transfer.transports.tcp import TcpListener, TcpReader
 from relight.transfer.verify import blocks_of
@@ -67,8 +68,7 @@ class Node:
             self._manifest = WeightManifest(
                 Fingerprint(LAYOUT, {"revision": "r1"}, {}), 0, segment.bytes, table(length, segment.view)
             )
-        pace = Pace(told["pace"], CLOCK) if told.get("pace") else None
-        return self._serve(told, Source(told["name"], segment, self._manifest, CLOCK, pace))
+        return self._serve(told, Source(told["name"], segment, self._manifest, CLOCK, Pace(told["pace"], CLOCK)))
 
     def _serve(self, told: dict[str, Any], source: Source) -> dict[str, Any]:
         source.open(1, key := grants.new_key())
@@ -85,7 +85,7 @@ class Node:
         self._segment.populate(0, self._segment.bytes)
         self._kept = Kept(paged=True)
         self._wanted = Wanted(LAYOUT, {t.name: t for t in table(length)}, "r1")
-        self._relay = Source(told["name"], self._segment, None, CLOCK)
+        self._relay = Source(told["name"], self._segment, None, CLOCK, Pace(told["pace"], CLOCK))
         return self._serve(told, self._relay)
 
     def receive(self, told: dict[str, Any]) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def measure(megabits: int, rounds: int) -> list[Sample]:
             for node in (source, receiver):
                 node.start()
                 stack.callback(node.stop)
-            offer = source.ask(do="source", name="s0", bind=source.address, bytes=body)
+            offer = source.ask(do="source", name="s0", bind=source.address, bytes=body, pace=None)
             claims = grants.Claims("s0", 1, "", "r0", time.time() + 10 * DEADLINE)
             holder = {
                 "name": "s0", "address": offer["address"], "grant": grants.mint(offer["key"], claims),
@@ -63,7 +63,7 @@ def measure(megabits: int, rounds: int) -> list[Sample]:
             }  # fmt: skip
             times = []
             for _ in range(rounds):
-                receiver.ask(do="prepare", name="r0", bind=receiver.address, bytes=body)
+                receiver.ask(do="prepare", name="r0", bind=receiver.address, bytes=body, pace=None)
                 times.append(receiver.ask(do="receive", holders=[holder], planned=0.0)["seconds"])
             found.append((body, megabits * 1e6 / 8, statistics.median(times)))
             say(f"    {body >> 20} MiB at {megabits} Mbit/s: {found[-1][2]:.3f} s")

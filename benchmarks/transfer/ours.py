@@ -17,8 +17,9 @@ from relight.core.fingerprint import Fingerprint
 from relight.core.tls import TlsFiles
 from relight.transfer import grants
 from relight.transfer.manifest import TensorEntry, WeightManifest
+from relight.transfer.request import Holder, Wanted
 from relight.transfer.segment import Segment
-from relight.transfer.session import Holder, Wanted, refill
+from relight.transfer.session import refill
 from relight.transfer.source import Source
 from relight.transfer.transports.base import Connect, Listener
 from relight.transfer.transports.shm import Pages, ShmListener, ShmReader

@@ -34,7 +34,7 @@ from relight.plugin.vllm import handlers
 from relight.plugin.vllm.loader import reload_in_place
 from relight.plugin.vllm.packing import pack
 from relight.plugin.vllm.weights import Weights
-from relight.transfer import session as transfer
+from relight.transfer import request as transfer
 from relight.transfer.manifest import Canary, WeightManifest
 
 LAYOUT_VERSION = "1"

@@ -16,8 +16,9 @@ from relight.core.fingerprint import Fingerprint
 from relight.core.tls import TlsFiles
 from relight.transfer import grants
 from relight.transfer.manifest import Canary, TensorEntry, WeightManifest
+from relight.transfer.request import Holder, Options, Received, Wanted
 from relight.transfer.segment import Segment
-from relight.transfer.session import Holder, Options, Received, Wanted, refill
+from relight.transfer.session import refill
 from relight.transfer.source import Source
 from relight.transfer.transports.base import Reader
 from relight.transfer.transports.memory import MemoryReader

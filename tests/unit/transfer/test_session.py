@@ -10,8 +10,8 @@ import pytest
 from relight.core import failpoints
 from relight.core.errors import LocalFault, ModelDirty, RemoteFault
 from relight.transfer.manifest import TensorEntry
+from relight.transfer.request import Cancel, Kept, Progress
 from relight.transfer.segment import Segment
-from relight.transfer.session import Cancel, Kept, Progress
 from tests.unit.transfer.conftest import LAYOUT, Connector, Rig, bring
 
 
