@@ -42,6 +42,23 @@ class Residence(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Order:
+    """One rung to refill by, for one rank: which content, and from where.
+
+    A peer has `address`, `grant`, its instance as `source`, and the digest of the manifest that it offered; the disk
+    has a `path`; the own host copy needs nothing.
+    """
+
+    kind: RungKind
+    revision: str
+    address: str = ""
+    grant: str = ""
+    source: str = ""
+    path: str = ""
+    manifest_digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Restored:
     """What a refill brought: bytes, where its time went, and one line that says how."""
 
@@ -163,29 +180,26 @@ class Residency:
 
     # ------------------------------------------------------------------ wake
 
-    def refill(
-        self, kind: RungKind, revision: str, address: str, grant: str, source: str, path: str, progress: OnProgress
-    ) -> Restored:
+    def refill(self, order: Order, progress: OnProgress) -> Restored:
         """Fills the segment by one rung and proves every tensor. Raises RemoteFault, LocalFault, ModelDirty."""
         with self._lock:
             if self.state is Residence.AWAKE:
                 raise Conflict("the member is awake: a refill would overwrite what it serves from")
             self.state = Residence.ASLEEP
             begun = self._clock.now()
-            if kind is RungKind.DISK:
-                restored = self._from_disk(path, revision, begun)
+            if order.kind is RungKind.DISK:
+                restored = self._from_disk(order.path, order.revision, begun)
             else:
-                connect = self._connector(kind, address, grant, source)
-                restored = self._from_source(kind, connect, revision, source, progress)
+                restored = self._from_source(order, self._connector(order), progress)
             self.state = Residence.REFILLED
             return restored
 
-    def _connector(self, kind: RungKind, address: str, grant: str, source: str) -> Connect:
-        if kind is RungKind.PEER_SHM:
+    def _connector(self, order: Order) -> Connect:
+        if order.kind is RungKind.PEER_SHM:
             pages = Pages()
-            return lambda: ShmReader(address, grant, source, READ_DEADLINE, pages)
-        if kind is RungKind.PEER_TCP:
-            return lambda: TcpReader(address, grant, source, READ_DEADLINE, self._tls)
+            return lambda: ShmReader(order.address, order.grant, order.source, READ_DEADLINE, pages)
+        if order.kind is RungKind.PEER_TCP:
+            return lambda: TcpReader(order.address, order.grant, order.source, READ_DEADLINE, self._tls)
         host = self._host_copy
         if host is None:
             raise LocalFault("no host copy is kept: the member slept at level 2")
@@ -198,14 +212,13 @@ class Residency:
         own = grants.mint(key, claims)
         return lambda: MemoryReader(host, own)
 
-    def _from_source(
-        self, kind: RungKind, connect: Connect, revision: str, source: str, progress: OnProgress
-    ) -> Restored:
+    def _from_source(self, order: Order, connect: Connect, progress: OnProgress) -> Restored:
+        source = order.source or "own host copy"
         self._cancel = Cancel()
         got = refill(
             self._memory.segment,
-            Wanted(self._memory.layout, self._memory.table, revision),
-            [Holder(source or "own host copy", connect, connections=self._streams)],
+            Wanted(self._memory.layout, self._memory.table, order.revision, order.manifest_digest),
+            [Holder(source, connect, connections=self._streams)],
             streams=self._streams,
             clock=self._clock,
             options=Options(kept=self._kept, cancel=self._cancel, breaker=self._breaker, on_progress=progress),
@@ -215,8 +228,8 @@ class Residency:
             self._memory.rebuild_derived()
         except LocalFault as error:
             raise ModelDirty(str(error), cause=RemoteFault(f"{source}: {error}")) from error
-        self._adopt(got.manifest, revision)
-        return Restored(got.bytes, got.phases, f"{kind} from {', '.join(got.holders)}, {self._streams} streams")
+        self._adopt(got.manifest, order.revision)
+        return Restored(got.bytes, got.phases, f"{order.kind} from {', '.join(got.holders)}, {self._streams} streams")
 
     def _from_disk(self, path: str, revision: str, begun: float) -> Restored:
         segment = self._memory.segment

@@ -22,6 +22,8 @@ class Wanted:
     layout: Mapping[str, str]
     tensors: Mapping[str, TensorEntry]
     revision: str
+    manifest_digest: str = ""
+    """What a complete source's manifest has to be, tensor for tensor and scalar for scalar; empty: any that fits."""
 
 
 @dataclass(frozen=True, slots=True)

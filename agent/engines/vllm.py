@@ -30,12 +30,12 @@ from relight.agent.engines.base import (
     ProofFailed,
     Refill,
 )
-from relight.agent.engines.vllm_control import call
+from relight.agent.engines.vllm_ranks import Ranks, offer, refill_arguments, refilled
 from relight.core.clock import Clock, SystemClock
 from relight.core.errors import FieldError, InvalidInput, LocalFault
 from relight.core.fingerprint import Fingerprint
 from relight.core.logs import get_logger
-from relight.core.records import Endpoint, OnTimeout, Phase, Rung, RungKind, SourceOffer
+from relight.core.records import Endpoint, ModelSpec, OnTimeout, Phase, Rung, RungKind, SourceOffer
 from relight.core.tls import TlsFiles
 from relight.transfer.grants import new_key
 
@@ -46,6 +46,7 @@ OWN_ARGUMENTS = (
     "--enable-sleep-mode", "--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--data-parallel-size",
 )  # fmt: skip
 """Arguments that decide how Relight reaches or divides the engine: it sets them itself."""
+BACKEND = "--distributed-executor-backend"
 OWN_ENVIRONMENT = (
     "VLLM_PLUGINS", "VLLM_SERVER_DEV_MODE", "VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "HOME",
 )  # fmt: skip
@@ -113,7 +114,7 @@ class VllmDriver:
         served = served_name(context)
         _endpoint_file(context.directory).write_text(json.dumps({"host": context.bind_host, "port": port}))
         arguments = [
-            str(self._python), "-m", "vllm.entrypoints.cli.main", "serve", spec.uri, *spec.args,
+            str(self._python), "-m", "vllm.entrypoints.cli.main", "serve", spec.uri, *spec.args, *_divided(spec),
             "--served-model-name", served, "--host", context.bind_host, "--port", str(port),
             "--worker-cls", "relight.plugin.vllm.worker.RelightCPUWorker", "--load-format", "relight",
         ]  # fmt: skip
@@ -132,7 +133,7 @@ class VllmDriver:
             **{name: os.environ[name] for name in ("PATH", "LANG", "TZ", "TMPDIR") if name in os.environ},
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
-            "OMP_NUM_THREADS": str(max(cores, 1)),
+            "OMP_NUM_THREADS": str(max(cores // max(assignment.spec.devices_per_member, 1), 1)),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "PYTHONUNBUFFERED": "1",
             **assignment.spec.env,
@@ -165,6 +166,14 @@ class VllmDriver:
 
     def handle(self, context: MemberContext) -> VllmHandle:
         return VllmHandle(context, self._clock)
+
+
+def _divided(spec: ModelSpec) -> tuple[str, ...]:
+    """Arguments that spread the engine over its devices, a rank on each."""
+    if spec.devices_per_member == 1:
+        return ()
+    ranks = ("--tensor-parallel-size", str(spec.devices_per_member))
+    return ranks if any(BACKEND in a for a in spec.args) else (*ranks, BACKEND, "mp")
 
 
 def served_name(context: MemberContext) -> str:
@@ -202,7 +211,7 @@ class VllmHandle:
         host = f"[{where['host']}]" if ":" in where["host"] else where["host"]
         self._url = f"http://{host}:{where['port']}"
         self._name = served_name(context)
-        self._socket = context.directory / "worker-0.sock"
+        self._ranks = Ranks(context.directory, context.assignment.spec.devices_per_member)
         self._http = httpx.AsyncClient(base_url=self._url, timeout=CALL_DEADLINE, trust_env=False)
         self._canary: dict[str, Any] | None = None
         self._abort = False
@@ -223,36 +232,26 @@ class VllmHandle:
             raise LocalFault(f"vllm was not healthy after {deadline_seconds:.0f} s; see its log") from error
 
     async def describe(self) -> EngineFacts:
-        said = await self._call("describe")
+        said = await self._ranks.all("describe", CALL_DEADLINE)
         return EngineFacts(
-            Fingerprint(**said["fingerprint"]),
+            Fingerprint(**said[0]["fingerprint"]),
             Endpoint(self._url, self._name),
-            int(said["weight_bytes"]),
-            int(said["kv_bytes"]),
+            sum(int(s["weight_bytes"]) for s in said),
+            sum(int(s["kv_bytes"]) for s in said),
         )
 
     async def record_canary(self) -> None:
         tokens, logprobs = await self._generate(list(CANARY_PROMPT), FIRST_GENERATION_DEADLINE)
         self._canary = {"prompt_token_ids": list(CANARY_PROMPT), "token_ids": tokens, "logprobs": logprobs}
-        await self._call("set_canary", self._canary)
+        await self._ranks.all("set_canary", CALL_DEADLINE, self._canary)
 
     async def open_source(self) -> SourceOffer:
         key = new_key()
-        said = await self._call("open_source", {"key": key})
-        return SourceOffer(
-            generation=int(said["generation"]),
-            manifest_digest=said["manifest_digest"],
-            content_digest=said["content_digest"],
-            layout_digest=said["layout_digest"],
-            shm_address=said["shm"],
-            tcp_address=said["tcp"],
-            weight_bytes=int(said["weight_bytes"]),
-            grant_key=key,
-        )
+        return offer(await self._ranks.all("open_source", CALL_DEADLINE, {"key": key}), key)
 
     async def close_source(self, deadline_seconds: float) -> None:
         arguments: dict[str, object] = {"deadline_seconds": deadline_seconds}
-        cut = await call(self._socket, "close_source", arguments, deadline=deadline_seconds + CALL_DEADLINE)
+        cut = sum(await self._ranks.all("close_source", deadline_seconds + CALL_DEADLINE, arguments))
         if cut:
             log.warning("source.readers-cut", instance=self._context.assignment.instance, readers=cut)
 
@@ -276,22 +275,20 @@ class VllmHandle:
         await self._post("/sleep", {"level": str(level), "mode": mode})
 
     async def refill(self, rung: Rung, content_revision: str, progress: Progress) -> Refill:
-        source = rung.source
-        arguments: dict[str, object] = {"kind": rung.kind, "revision": content_revision}
-        if rung.kind is RungKind.DISK:
-            arguments["path"] = self._context.assignment.spec.uri
-        elif source is not None:
-            arguments |= {"address": source.address, "grant": source.grant, "source": source.instance}
-        elif rung.kind is not RungKind.HOST_COPY:
+        if rung.source is None and rung.kind not in (RungKind.DISK, RungKind.HOST_COPY):
             raise LocalFault(f"the rung {rung.kind} came without a source")
-        said = await call(
-            self._socket, "refill", arguments, deadline=self._context.assignment.deadline_seconds,
-            on_progress=lambda p: progress(
-                f"{rung.kind}: {p['bytes'] >> 20} of {p['total'] >> 20} MiB, {p['bytes_per_second'] / 1e9:.1f} GB/s"
-            ),
-        )  # fmt: skip
-        self._canary = said["canary"]
-        return Refill(int(said["bytes"]), tuple(Phase(**p) for p in said["phases"]), said["detail"])
+        spec = self._context.assignment.spec
+        told = refill_arguments(rung, content_revision, spec.uri, self._ranks.count)
+        ranks: dict[int, dict[str, Any]] = {}
+
+        def tell(rank: int, said: dict[str, Any]) -> None:
+            ranks[rank] = said
+            done, total, rate = (sum(r[k] for r in ranks.values()) for k in ("bytes", "total", "bytes_per_second"))
+            progress(f"{rung.kind}: {done >> 20} of {total >> 20} MiB, {rate / 1e9:.1f} GB/s")
+
+        said = await self._ranks.all("refill", self._context.assignment.deadline_seconds, told, tell)
+        self._canary = said[0]["canary"]
+        return refilled(said)
 
     async def resume(self) -> Phase:
         begun = self._clock.now()
@@ -302,7 +299,7 @@ class VllmHandle:
 
     async def prove(self) -> tuple[Proof, Phase]:
         begun = self._clock.now()
-        want = self._canary or await self._call("canary")
+        want = self._canary or await self._ranks.first("canary", CALL_DEADLINE)
         if want is None:
             raise ProofFailed("there is no canary for this content: its source recorded none")
         tokens, logprobs = await self._generate(list(want["prompt_token_ids"]), CALL_DEADLINE)
@@ -318,13 +315,13 @@ class VllmHandle:
         return Proof(len(tokens), largest), phase
 
     async def suspend(self) -> None:
-        said = await self._call("describe")
-        if said["state"] == "awake":
+        said = await self._ranks.all("describe", CALL_DEADLINE)
+        if any(s["state"] == "awake" for s in said):
             # Resumed and not proven: whatever it may be doing is cut.
             await self.close_source(0.0)
             await self._post("/sleep", {"level": "2", "mode": "abort"})
         else:
-            await self._call("suspend")
+            await self._ranks.all("suspend", CALL_DEADLINE)
 
     async def health(self) -> Health:
         metrics = await self._metrics()
@@ -344,17 +341,14 @@ class VllmHandle:
         return Health(True, "", running, waiting)
 
     async def resident(self) -> tuple[int, int, int]:
-        said = await self._call("resident")
-        # The worker maps all of its segments, the host copy too: none is without a process.
-        return int(said["weight_bytes"]), int(said["kv_bytes"]), 0
+        said = await self._ranks.all("resident", CALL_DEADLINE)
+        # The workers map all of their segments, the host copy too: none is without a process.
+        return sum(int(s["weight_bytes"]) for s in said), sum(int(s["kv_bytes"]) for s in said), 0
 
     async def close(self) -> None:
         await self._http.aclose()
 
     # ------------------------------------------------------------------ inside
-
-    async def _call(self, operation: str, arguments: dict[str, object] | None = None) -> Any:
-        return await call(self._socket, operation, arguments, deadline=CALL_DEADLINE)
 
     async def _post(
         self, path: str, parameters: Mapping[str, str], body: object = None, deadline: float = CALL_DEADLINE

@@ -17,7 +17,7 @@ class SourceRef:
     manifest_digest: str
     content_digest: str
     address: str
-    """`unix:/path` for shm, `tcp:host:port` for tcp, `tls:host:port` for tcp over TLS."""
+    """`unix:/path` for shm, `tcp:host:port` for tcp, `tls:host:port` for tcp over TLS; by rank, separated by commas."""
     grant: str = ""
 
 

@@ -68,7 +68,10 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class SourceOffer:
-    """What a ready engine offers to readers of its weights. `grant_key` signs grants for it: a secret."""
+    """What a ready engine offers to readers of its weights. `grant_key` signs grants for it: a secret.
+
+    An engine of several ranks gives their addresses and manifest digests in their order, separated by commas.
+    """
 
     generation: int
     manifest_digest: str

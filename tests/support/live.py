@@ -41,10 +41,10 @@ def free_ports(count: int) -> list[int]:
 
 
 class Live:
-    """A running machine: two nodes with a device each, one model."""
+    """A running machine: two nodes with a device each, or one for each core, and one model."""
 
-    def __init__(self, directory: Path, model: dict[str, Any]) -> None:
-        self.directory, self.model = directory, model
+    def __init__(self, directory: Path, model: dict[str, Any], *, both_cores: bool = False) -> None:
+        self.directory, self.model, self._both_cores = directory, model, both_cores
         self.state = directory / "state"
         self.env = {**os.environ, "RELIGHT_STATE": str(self.state)}
         self._restarted: list[subprocess.Popen[bytes]] = []
@@ -55,7 +55,13 @@ class Live:
             "ports": {"controller": controller, "fleet": fleet, "gateway": gateway},
             "engines": {"vllm": {"python": str(ENGINE_PYTHON)}},
             "nodes": [
-                {"name": f"node-{n}", "devices": [{"id": f"cpu{i}", "cores": [i], "memory": "6GiB"}]}
+                {
+                    "name": f"node-{n}",
+                    "devices": [
+                        {"id": f"cpu{core}", "cores": [core], "memory": "5GiB"}
+                        for core in ((0, 1) if self._both_cores else (i,))
+                    ],
+                }
                 for i, n in enumerate("ab")
             ],
             "models": [{"engine": "vllm", "revision": "r1", "replicas": 1, "guardians": {"replicas": 1}, **self.model}],

@@ -12,7 +12,7 @@ from relight.core import failpoints
 from relight.core.clock import SystemClock
 from relight.core.errors import Conflict, InvalidInput, LocalFault, ModelDirty, RemoteFault
 from relight.core.records import RungKind
-from relight.plugin.residency import ModelMemory, Residence, Residency
+from relight.plugin.residency import ModelMemory, Order, Residence, Residency
 from relight.plugin.settings import Settings, read
 from relight.transfer import grants
 from relight.transfer.manifest import Canary, WeightManifest
@@ -76,10 +76,8 @@ class Engine:
         return str(opened["shm"]), str(opened["tcp"]), grants.mint(key, claims)
 
     def wake(self, kind: RungKind, *, address: str = "", grant: str = "", revision: str = "r1", path: str = "") -> str:
-        told = lambda progress: None  # noqa: E731
-        return self.residency.refill(
-            kind, revision, address, grant, "i-a", path or str(self.checkpoint), told
-        ).detail  # fmt: skip
+        order = Order(kind, revision, address, grant, "i-a", path or str(self.checkpoint))
+        return self.residency.refill(order, lambda progress: None).detail
 
 
 @pytest.fixture

@@ -1,0 +1,123 @@
+"""The ranks of one vLLM engine on one node: each has weights of its own, and takes the agent's calls on its own socket.
+
+What concerns weights goes to all ranks; rank r of a receiver reads from rank r of its source. Where an answer is one
+for the whole engine (addresses, digests), the ranks' parts stand in their order, separated by commas.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from relight.agent.engines.base import Refill
+from relight.agent.engines.vllm_control import call
+from relight.core.errors import LocalFault, ModelDirty
+from relight.core.records import Phase, Rung, SourceOffer
+
+SEPARATOR = ","
+
+
+class Ranks:
+    """The control sockets of `count` ranks in `directory`."""
+
+    def __init__(self, directory: Path, count: int) -> None:
+        self._sockets = [directory / f"worker-{rank}.sock" for rank in range(count)]
+
+    @property
+    def count(self) -> int:
+        return len(self._sockets)
+
+    async def first(self, operation: str, deadline: float) -> Any:
+        """Asks rank 0, for what is the same at all of them."""
+        return await call(self._sockets[0], operation, deadline=deadline)
+
+    async def all(
+        self, operation: str, deadline: float, arguments: Mapping[str, object] | Sequence[Mapping[str, object]] = (),
+        on_progress: Callable[[int, Any], None] = lambda rank, said: None,
+    ) -> list[Any]:  # fmt: skip
+        """The answers in the order of ranks; `arguments` are one for all or one for each. Waits for every rank.
+
+        Raises the error of a rank whose model is dirty before that of one whose is not.
+        """
+        each = [arguments] * self.count if isinstance(arguments, Mapping) else list(arguments)
+
+        def one(rank: int) -> Awaitable[Any]:
+            given = dict(each[rank]) if each else None
+            return call(
+                self._sockets[rank], operation, given, deadline=deadline, on_progress=partial(on_progress, rank)
+            )  # fmt: skip
+
+        calls = [one(rank) for rank in range(self.count)]
+        found = await asyncio.gather(*calls, return_exceptions=True)
+        errors = [f for f in found if isinstance(f, BaseException)]
+        if errors:
+            raise next((e for e in errors if isinstance(e, ModelDirty)), errors[0])
+        return list(found)
+
+
+def split(parts: str, count: int, what: str) -> list[str]:
+    """The parts of `count` ranks. Raises LocalFault when there are more or fewer."""
+    found = parts.split(SEPARATOR) if parts else [""] * count
+    if len(found) != count:
+        raise LocalFault(f"the source has {what} of {len(found)} ranks, this engine has {count}")
+    return found
+
+
+def refill_arguments(rung: Rung, revision: str, path: str, count: int) -> list[dict[str, object]]:
+    """What each rank is told about a rung. Raises LocalFault when the source is divided otherwise."""
+    if rung.source is None:
+        return [{"kind": rung.kind, "revision": revision, "path": path}] * count
+    source = rung.source
+    addresses = split(source.address, count, "addresses")
+    digests = split(source.manifest_digest, count, "manifests")
+    return [
+        {
+            "kind": rung.kind, "revision": revision, "address": address, "grant": source.grant,
+            "source": source.instance, "manifest_digest": digest,
+        }
+        for address, digest in zip(addresses, digests, strict=True)
+    ]  # fmt: skip
+
+
+def refilled(said: Sequence[Mapping[str, Any]]) -> Refill:
+    """The ranks' refills as one: work of one name lasts from the first rank's begin to the last one's end."""
+    phases: dict[str, Phase] = {}
+    for phase in (Phase(**p) for s in said for p in s["phases"]):
+        known = phases.get(phase.name)
+        phases[phase.name] = phase if known is None else Phase(
+            phase.name, min(known.start, phase.start), max(known.end, phase.end), known.detail
+        )  # fmt: skip
+    detail = str(said[0]["detail"]) + (f", each of {len(said)} ranks" if len(said) > 1 else "")
+    return Refill(sum(int(s["bytes"]) for s in said), tuple(phases.values()), detail)
+
+
+def offer(said: Sequence[Mapping[str, Any]], key: str) -> SourceOffer:
+    """The ranks' sources as one. Raises LocalFault when they are of different generations."""
+    generations = {int(s["generation"]) for s in said}
+    if len(generations) != 1:
+        raise LocalFault(f"the ranks' sources are of generations {sorted(generations)}")
+    return SourceOffer(
+        generation=generations.pop(),
+        manifest_digest=_joined(said, "manifest_digest"),
+        content_digest=_together(said, "content_digest"),
+        layout_digest=_together(said, "layout_digest"),
+        shm_address=_joined(said, "shm"),
+        tcp_address=_joined(said, "tcp"),
+        weight_bytes=sum(int(s["weight_bytes"]) for s in said),
+        grant_key=key,
+    )
+
+
+def _joined(said: Sequence[Mapping[str, Any]], name: str) -> str:
+    return SEPARATOR.join(str(s[name]) for s in said)
+
+
+def _together(said: Sequence[Mapping[str, Any]], name: str) -> str:
+    """One digest for all ranks; of one rank its own."""
+    if len(said) == 1:
+        return str(said[0][name])
+    return hashlib.sha256(_joined(said, name).encode()).hexdigest()[:32]
