@@ -77,10 +77,11 @@ def rig() -> Iterator[Rig]:
 
 
 def bring(
-    rig: Rig, connect: Callable[[], Reader], *, layout=LAYOUT, table=None, revision="r1", streams=2, **options: object
+    rig: Rig, connect: Callable[[], Reader], *, layout=LAYOUT, table=None, revision="r1", streams=2,
+    manifest_digest="", **options: object,
 ) -> Received:  # fmt: skip
     """One refill of the rig's target from its one source."""
-    wanted = Wanted(layout, rig.table if table is None else table, revision)
+    wanted = Wanted(layout, rig.table if table is None else table, revision, manifest_digest)
     holders = [Holder("i-source", connect, connections=streams)]
     return refill(rig.target, wanted, holders, streams=streams, clock=SystemClock(), options=Options(**options))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import struct
 import threading
 from dataclasses import replace
 
@@ -12,6 +14,8 @@ from relight.core.errors import LocalFault, ModelDirty, RemoteFault
 from relight.transfer.manifest import TensorEntry
 from relight.transfer.request import Cancel, Kept, Progress
 from relight.transfer.segment import Segment
+from relight.transfer.source import Source
+from relight.transfer.transports.memory import MemoryReader
 from tests.unit.transfer.conftest import LAYOUT, Connector, Rig, bring
 
 
@@ -222,3 +226,33 @@ def test_a_cancelled_refill_ends_and_says_so(rig: Rig, connector: Connector) -> 
     with pytest.raises(LocalFault, match="cancelled"):
         bring(rig, connector(rig, rig.grant()), cancel=cancel)
     assert _untouched(rig)
+
+
+def test_any_wrong_bit_of_any_tensor_or_scalar_is_caught_five_hundred_times(rig: Rig) -> None:
+    draw = random.Random(3)
+    offered = rig.source.manifest_digest
+    for _ in range(500):
+        source = Source("i-source", rig.source.segment, rig.source.manifest, rig.clock)
+        tensor = draw.choice([None, *rig.table.values()])
+        at, bit = 0, 0
+        if tensor is None:
+            name, value = draw.choice(sorted(rig.source.manifest.scalars.items()))
+            flipped = struct.unpack("<Q", struct.pack("<d", value))[0] ^ (1 << draw.randrange(52))
+            wrong = struct.unpack("<d", struct.pack("<Q", flipped))[0]
+            source.set_manifest(replace(rig.source.manifest, scalars={name: wrong}))
+        else:
+            at, bit = tensor.offset + draw.randrange(tensor.bytes), 1 << draw.randrange(8)
+            source.segment.view[at] ^= bit
+        source.open(rig.source.generation + 1, rig.key)
+        grant = rig.grant(generation=source.generation, manifest_digest="")
+        with pytest.raises((ModelDirty, RemoteFault), match="digest" if tensor else "other weights than it offered"):
+            bring(rig, lambda: MemoryReader(source, grant), manifest_digest=offered)  # noqa: B023 - called at once
+        source.segment.view[at] ^= bit
+        rig.target.drop()
+
+
+def test_a_thousand_right_transfers_are_all_believed(rig: Rig) -> None:
+    grant = rig.grant()
+    for _ in range(1000):
+        got = bring(rig, lambda: MemoryReader(rig.source, grant), manifest_digest=rig.source.manifest_digest)
+        assert got.bytes == rig.source.manifest.weight_bytes
