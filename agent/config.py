@@ -39,6 +39,8 @@ class AgentConfig(Attached):
     """Behave as if no other slot were on this host."""
     data_tls: bool = False
     """Weights travel between hosts over TLS alone, under `tls`."""
+    source_rate: Annotated[int, Field(ge=1)] | None = None
+    """Bytes per second that receivers together may read from one engine; without it, all that goes."""
     devices: Annotated[tuple[CpuDevice, ...], Field(min_length=1)]
     engines: dict[str, dict[str, Any]]
     """Engine name -> the driver's settings."""

@@ -77,7 +77,10 @@ class Agent:
         running = await self._link.open()
         ledger = Ledger(self._backend, self._link.owner)
         own = self._config
-        tools = Tools(self._clock, self._drivers, self._link, ledger, own.bind_host, own.force_tcp, own.weights_tls())
+        tools = Tools(
+            self._clock, self._drivers, self._link, ledger, own.bind_host, own.force_tcp, own.weights_tls(),
+            own.source_rate,
+        )  # fmt: skip
         parents = {d.id: d.parent for d in self._backend.enumerate()}
         transitions = Transitions(tools, self._journal, self._config.state_dir, parents, self._changed)
         self._transitions = transitions

@@ -21,6 +21,7 @@ from relight.plugin.settings import Settings
 from relight.transfer import grants
 from relight.transfer.breaker import Breaker
 from relight.transfer.manifest import Canary, TensorEntry, WeightManifest
+from relight.transfer.pace import Pace
 from relight.transfer.request import Cancel, Holder, Kept, OnProgress, Options, Wanted
 from relight.transfer.segment import Segment, copy
 from relight.transfer.session import refill
@@ -102,7 +103,9 @@ class Residency:
         self._addresses: dict[str, str] = {}
         self._revision = settings.revision
         manifest = memory.describe(self._revision)
-        self.source = Source(settings.instance, memory.segment, manifest, clock)
+        self.source = Source(
+            settings.instance, memory.segment, manifest, clock, Pace(settings.source_rate, clock)
+        )  # fmt: skip
         # Contents that were proven in this process, by revision: what the disk rung is checked against.
         self._known: dict[str, WeightManifest] = {self._revision: manifest}
 

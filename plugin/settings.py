@@ -14,6 +14,7 @@ DIRECTORY = "RELIGHT_ENGINE_DIR"
 BIND_HOST = "RELIGHT_BIND_HOST"
 REVISION = "RELIGHT_CONTENT_REVISION"
 STREAMS = "RELIGHT_STREAMS"
+RATE = "RELIGHT_SOURCE_RATE"
 TLS = ("RELIGHT_TLS_CERTIFICATE", "RELIGHT_TLS_PRIVATE_KEY", "RELIGHT_TLS_AUTHORITY")
 
 
@@ -22,7 +23,7 @@ class Settings:
     """`directory` is private to the instance and holds its sockets; `bind_host` is where tcp sources listen.
 
     `revision` names the content that the engine loads at start; `streams` is how many streams a refill uses. With `tls`
-    weights travel between hosts over TLS alone.
+    weights travel between hosts over TLS alone. `source_rate` bounds the bytes per second that receivers together read.
     """
 
     instance: str
@@ -31,6 +32,7 @@ class Settings:
     revision: str
     streams: int
     tls: TlsFiles | None = None
+    source_rate: int | None = None
 
     def control_socket(self, rank: int) -> Path:
         """Where the member of this rank takes the agent's calls."""
@@ -51,6 +53,9 @@ def read(environ: Mapping[str, str]) -> Settings:
     streams = environ.get(STREAMS, "2")
     if not streams.isdigit() or not 1 <= int(streams) <= 64:
         wrong.append(FieldError(STREAMS, "a number from 1 to 64", streams))
+    rate = environ.get(RATE, "")
+    if rate and (not rate.isdigit() or not int(rate)):
+        wrong.append(FieldError(RATE, "bytes per second, at least 1", rate))
     files = [environ.get(name, "") for name in TLS]
     if any(files) and not all(files):
         wrong += [FieldError(n, "set with the others", "nothing") for n, f in zip(TLS, files, strict=True) if not f]
@@ -58,5 +63,5 @@ def read(environ: Mapping[str, str]) -> Settings:
         raise InvalidInput("the engine was not started by an agent", wrong)
     return Settings(
         environ[INSTANCE], Path(environ[DIRECTORY]), environ[BIND_HOST], environ.get(REVISION, ""), int(streams),
-        TlsFiles(*map(Path, files)) if all(files) else None,
+        TlsFiles(*map(Path, files)) if all(files) else None, int(rate) if rate else None,
     )  # fmt: skip

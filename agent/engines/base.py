@@ -48,6 +48,8 @@ class MemberContext:
     force_tcp: bool = False
     data_tls: TlsFiles | None = None
     """What weights travel between hosts under; None: in the clear."""
+    source_rate: int | None = None
+    """Bytes per second that receivers together may read from the member; None: no bound."""
 
 
 @dataclass(frozen=True, slots=True)

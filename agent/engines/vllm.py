@@ -146,6 +146,7 @@ class VllmDriver:
             "RELIGHT_BIND_HOST": context.bind_host,
             "RELIGHT_CONTENT_REVISION": assignment.content_revision or assignment.spec.revision,
             **_tls(context.data_tls),
+            **({"RELIGHT_SOURCE_RATE": str(context.source_rate)} if context.source_rate else {}),
         }
 
     @staticmethod

@@ -47,6 +47,7 @@ class Tools:
     bind_host: str
     force_tcp: bool
     data_tls: TlsFiles | None = None
+    source_rate: int | None = None
 
     def driver(self, member: Member) -> EngineDriver:
         """Raises InvalidInput when this slot has no such engine."""
@@ -61,8 +62,9 @@ class Tools:
         """Where the member lives; its private directory is made when it is absent."""
         member.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         return MemberContext(
-            member.assignment, member.directory, member.log_path, self.bind_host, self.force_tcp, self.data_tls
-        )
+            member.assignment, member.directory, member.log_path, self.bind_host, self.force_tcp, self.data_tls,
+            self.source_rate,
+        )  # fmt: skip
 
     def attach(self, member: Member) -> EngineHandle:
         """The member's handle, made at the first call."""

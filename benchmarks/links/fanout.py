@@ -20,6 +20,7 @@ from typing import Any
 from network import network, require
 from node import table
 from nodes import DEADLINE, Process, goodput, say
+from serving import latency_ratio
 
 from relight.transfer import grants
 from relight.transfer.chunks import cut
@@ -128,6 +129,8 @@ def main() -> int:
             for case in CASES:
                 taken[case.name].append(bench.run(case))
             say(f"    round {n + 1} of {rounds}: " + ", ".join(f"{k} {v[-1]:.2f} s" for k, v in taken.items()))
+        readers = [nodes[f"r{n}"] for n in range(RECEIVERS)]
+        latency = latency_ratio(nodes["s1"], readers, rate / 2, rounds)
     seconds = {name: statistics.median(values) for name, values in taken.items()}
     floor = BODY / rate
     print(f"\n{'receivers':>18} {'seconds':>8} {'over the floor':>15}")
@@ -138,6 +141,8 @@ def main() -> int:
         "ratio_8_over_1": round(seconds["8 from 1"] / seconds["1 from 1"], 3),
         "fraction_of_floor": round(floor / seconds["8 from 1"], 3),
         "capped_pair_over_single": round(seconds["8 from 2 capped"] / seconds["8 from 1"], 3),
+        "source_itl_ratio": round(latency["ratio"], 3), "itl_p99_ms": round(latency["itl_p99_read"] * 1e3, 2),
+        "read_from_serving_bytes": int(latency["read_bytes"]),
         "goodput_mb_per_second": round(rate / 1e6, 2), "body_bytes": BODY, "megabits": MEGABITS,
     }))  # fmt: skip
     return 0

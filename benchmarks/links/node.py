@@ -11,18 +11,24 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 import socket
 import sys
 import threading
 import time
+from contextlib import suppress
+from itertools import pairwise
 from typing import Any
 
+import httpx
+
 from relight.core.clock import SystemClock
+from relight.core.errors import TransferError
 from relight.core.fingerprint import Fingerprint
 from relight.transfer import grants
 from relight.transfer.manifest import TensorEntry, WeightManifest
 from relight.transfer.pace import Pace
-from relight.transfer.request import Holder, Kept, Options, Wanted
+from relight.transfer.request import Cancel, Holder, Kept, Options, Progress, Wanted
 from relight.transfer.segment import Segment
 from relight.transfer.session import refill
 from relight.transfer.source import Source
@@ -103,6 +109,55 @@ class Node:
         )  # fmt: skip
         return {"seconds": time.perf_counter() - begun, "holders": dict(got.holders), "lost": dict(got.lost)}
 
+    def read(self, told: dict[str, Any]) -> dict[str, Any]:
+        stop = threading.Event()
+        signal.signal(signal.SIGUSR1, lambda *_: stop.set())
+
+        def connect() -> TcpReader:
+            return TcpReader(told["address"], told["grant"], told["name"], DEADLINE)
+
+        reader = connect()
+        manifest = reader.describe()
+        reader.close()
+        wanted = Wanted(
+            manifest.fingerprint.layout, {t.name: t for t in manifest.tensors}, manifest.fingerprint.content["revision"]
+        )
+        if self._segment is None or self._segment.bytes != manifest.segment_bytes:
+            self._segment = Segment("read", manifest.segment_bytes)
+        total, latest, cancel = 0, 0, Cancel()
+
+        def placed(progress: Progress) -> None:
+            nonlocal latest
+            latest = progress.bytes
+            if stop.is_set():
+                cancel.set()
+
+        while not stop.is_set():
+            latest = 0
+            with suppress(TransferError):
+                refill(
+                    self._segment, wanted, [Holder(told["name"], connect)], streams=1, clock=CLOCK,
+                    options=Options(cancel=cancel, on_progress=placed),
+                )  # fmt: skip
+            total += latest
+        return {"bytes": total}
+
+    def healthy(self, told: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return {"ok": httpx.get(f"{told['url']}/health", timeout=2.0, trust_env=False).status_code == 200}
+        except httpx.HTTPError:
+            return {"ok": False}
+
+    def stream(self, told: dict[str, Any]) -> dict[str, Any]:
+        body = {
+            "model": "serving", "prompt": "Once upon a time there was", "max_tokens": told["tokens"], "temperature": 0,
+            "ignore_eos": True, "stream": True,
+        }  # fmt: skip
+        with httpx.stream("POST", f"{told['url']}/v1/completions", json=body, timeout=DEADLINE * 3) as answer:
+            lines = answer.raise_for_status().iter_lines()
+            times = [time.perf_counter() for line in lines if line.startswith("data: {")]
+        return {"gaps": [b - a for a, b in pairwise(times)]}
+
     def raw_serve(self, told: dict[str, Any]) -> dict[str, Any]:
         listener = socket.create_server((told["bind"], 0))
         body = memoryview(bytes(1 << 20))
@@ -128,8 +183,8 @@ class Node:
 def main() -> None:
     node = Node()
     does = {
-        "source": node.source, "prepare": node.prepare, "receive": node.receive, "raw-serve": node.raw_serve,
-        "raw-read": node.raw_read,
+        "source": node.source, "prepare": node.prepare, "receive": node.receive, "read": node.read,
+        "healthy": node.healthy, "stream": node.stream, "raw-serve": node.raw_serve, "raw-read": node.raw_read,
     }  # fmt: skip
     for line in sys.stdin:
         told = json.loads(line)

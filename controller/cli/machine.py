@@ -53,6 +53,8 @@ class NodeEntry(_Strict):
     devices: Annotated[tuple[DeviceEntry, ...], Field(min_length=1)]
     force_tcp: bool = False
     """Behave as if no other node were on this host: weights come over tcp."""
+    source_rate: Size | None = None
+    """Bytes per second that receivers together may read from one engine of this node; without it, all that goes."""
 
     @model_validator(mode="after")
     def _named(self) -> NodeEntry:

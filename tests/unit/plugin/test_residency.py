@@ -274,3 +274,7 @@ def test_an_engine_without_an_agent_says_what_is_missing() -> None:
         read({"RELIGHT_INSTANCE": "i", "RELIGHT_BIND_HOST": "127.0.0.1"})
     with pytest.raises(InvalidInput, match="RELIGHT_STREAMS: expected a number from 1 to 64"):
         read({"RELIGHT_INSTANCE": "i", "RELIGHT_BIND_HOST": "h", "RELIGHT_ENGINE_DIR": "/x", "RELIGHT_STREAMS": "0"})
+    with pytest.raises(InvalidInput, match="RELIGHT_SOURCE_RATE: expected bytes per second, at least 1"):
+        read(
+            {"RELIGHT_INSTANCE": "i", "RELIGHT_BIND_HOST": "h", "RELIGHT_ENGINE_DIR": "/x", "RELIGHT_SOURCE_RATE": "0"}
+        )
