@@ -37,6 +37,12 @@ test-fast: setup-control ## The tests that need no engine environment
 test-engine: setup ## The tests with real vLLM alone
 	@$(BIN)/python -m pytest -m engine
 
+.PHONY: setup-rdma test-rdma
+setup-rdma: ## Set up the virtual machines of test-rdma (Debian's packages, unpacked and cached)
+	@$(PYTHON) scripts/setup_environments.py rdma
+test-rdma: setup-control setup-rdma ## RDMA for real, on soft-RoCE between two virtual machines; ends with one line of JSON
+	@$(BIN)/python tests/rdma/run.py
+
 .PHONY: lint type imports check-protos protos format licences
 lint: setup-control ## Style, names, banned calls, unused dependencies
 	@$(BIN)/ruff check .

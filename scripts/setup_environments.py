@@ -20,6 +20,8 @@ import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
+import rdma_vm
+
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = Path(os.environ.get("RELIGHT_CACHE") or Path.home() / ".cache" / "relight")
 CONTROL, ENGINE = ROOT / ".venv", ROOT / ".venv-engine"
@@ -34,9 +36,9 @@ def say(text: str) -> None:
     print(f"setup: {text}", flush=True)
 
 
-def run(*command: str | Path, quiet: bool = True) -> None:
+def run(*command: str | Path, quiet: bool = True, cwd: Path | None = None) -> None:
     """Runs a command, and on failure shows what it printed before it ends the set-up."""
-    done = subprocess.run([str(c) for c in command], text=True, capture_output=quiet, check=False)
+    done = subprocess.run([str(c) for c in command], text=True, capture_output=quiet, check=False, cwd=cwd)
     if done.returncode:
         output = (done.stdout or "") + (done.stderr or "")
         raise SystemExit(f"setup: failed ({done.returncode}): {' '.join(map(str, command))}\n{output[-4000:]}")
@@ -186,7 +188,14 @@ def model() -> None:
     show("smollm2", path)
 
 
-STEPS = {"control": control, "engine": engine, "model": model, "peers": peers}
+def rdma() -> None:
+    """What the virtual machines of the RDMA test are made of; .cache/rdma-vm in the checkout points at it."""
+    name = key(Path(rdma_vm.__file__), Path("/etc/os-release"))
+    path = cached("rdma-vm", name, lambda path: rdma_vm.build(path, run, say), rdma_vm.sound)
+    show("rdma-vm", path)
+
+
+STEPS = {"control": control, "engine": engine, "model": model, "peers": peers, "rdma": rdma}
 
 
 def main() -> int:

@@ -105,7 +105,7 @@ class Refill:
         self.needed = threading.Event()
         """Set when those in reserve have to help, or nobody any more."""
         self.failure: Exception | None = None
-        self.lost: dict[str, RemoteFault] = {}
+        self.lost: dict[str, TransferError] = {}
         # What an earlier refill left half-done is dirty, whether this one writes or not.
         self.written = len(options.kept.placed) > 0
         self.agreed: Agreed | None = None
@@ -168,10 +168,11 @@ class Refill:
         self.options.kept.clear()
         raise fault
 
-    def _combined(self) -> RemoteFault:
+    def _combined(self) -> TransferError:
         if len(self.lost) == 1:
             return next(iter(self.lost.values()))
-        return RemoteFault("no holder is left: " + "; ".join(map(str, self.lost.values())))
+        kind = LocalFault if all(isinstance(e, LocalFault) for e in self.lost.values()) else RemoteFault
+        return kind("no holder is left: " + "; ".join(map(str, self.lost.values())))
 
     def _phases(self) -> tuple[Phase, ...]:
         placed = sum(self._bytes.values())
@@ -299,13 +300,13 @@ class Refill:
         if self.options.breaker is not None:
             self.options.breaker.succeeded(holder)
 
-    def lose(self, holder: str, error: RemoteFault) -> None:
+    def lose(self, holder: str, error: TransferError) -> None:
         """The holder brings nothing more; the others go on, if there are any."""
         with self._lock:
             if holder in self.lost or self.over:
                 return
             self.lost[holder] = error
-            if self.options.breaker is not None:
+            if self.options.breaker is not None and isinstance(error, RemoteFault):
                 self.options.breaker.failed(holder)
             if self.agreed is not None:
                 self.agreed.board.leave(holder)

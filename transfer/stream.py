@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from relight.core.errors import RemoteFault
+from relight.core.errors import LocalFault, RemoteFault
 from relight.core.failpoints import hit
 from relight.transfer.board import Bitmap
 from relight.transfer.chunks import Block, Chunk, Places, Run
@@ -70,7 +70,12 @@ class Stream:
                 self.refill.needed.wait()
                 if self.refill.over:
                     return
-            self._reader = self.holder.connect()
+            try:
+                self._reader = self.holder.connect()
+            except LocalFault as error:
+                # This way to it is closed here (a card that is down, say); another may be open.
+                self.refill.lose(self.holder.name, error)
+                return
             self._serve(self._reader)
         except RemoteFault as error:
             self.refill.lose(self.holder.name, error)
@@ -78,11 +83,12 @@ class Stream:
             self.refill.fail(error)
         finally:
             self.joined.set()
-            if self._asked and (agreed := self.refill.agreed) is not None:
-                agreed.board.give_back(c.number for batch in self._asked for c in batch.chunks)
             reader, self._reader = self._reader, None
             if reader is not None:
                 reader.close()
+            # Only then: a card may write into what it was asked for until its connection is closed.
+            if self._asked and (agreed := self.refill.agreed) is not None:
+                agreed.board.give_back(c.number for batch in self._asked for c in batch.chunks)
 
     def _serve(self, reader: Reader) -> None:
         refill = self.refill

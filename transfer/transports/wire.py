@@ -262,7 +262,13 @@ class ControlReader:
                 raise Missing(f"{self.source} does not have it yet")
             reason = json.loads(receive_frame(self.sock, 1 << 16)).get("error", "no reason given")
         except TimeoutError as error:
-            raise RemoteFault(f"{self.source}: no answer within {self.sock.gettimeout()} s") from error
+            # With a number it is the kernel's: it gave up sending, for longer than the socket's own time-out allows.
+            why = (
+                "to what it does not even acknowledge (link down?)"
+                if error.errno
+                else f"within {self.sock.gettimeout()} s"
+            )
+            raise RemoteFault(f"{self.source}: no answer {why}") from error
         except (OSError, Closed, ValueError, AttributeError, InvalidInput) as error:
             raise RemoteFault(f"{self.source}: connection lost ({error or 'closed'})") from error
         raise RemoteFault(f"{self.source} {what}: {reason}")

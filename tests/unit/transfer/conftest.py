@@ -20,11 +20,13 @@ from relight.transfer.request import Holder, Options, Received, Wanted
 from relight.transfer.segment import Segment
 from relight.transfer.session import refill
 from relight.transfer.source import Source
+from relight.transfer.transports import rdma
 from relight.transfer.transports.base import Reader
 from relight.transfer.transports.memory import MemoryReader
 from relight.transfer.transports.shm import ShmListener, ShmReader
 from relight.transfer.transports.tcp import TcpListener, TcpReader
 from relight.transfer.verify import blocks_of
+from tests.unit.transfer.fake_verbs import FakeDevice
 
 LAYOUT = {"engine": "test 1", "dtype": "bfloat16"}
 SIZES = (5_000_000, 17, 256, 1_048_576, 3_000_001, 1)
@@ -103,10 +105,11 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tl
     return files
 
 
-@pytest.fixture(params=["memory", "shm", "tcp", "tls"])
+@pytest.fixture(params=["memory", "shm", "tcp", "tls", "rdma"])
 def connector(
-    request: pytest.FixtureRequest, tmp_path: Path, certificates: Callable[[str], TlsFiles]
-) -> Iterator[Connector]:
+    request: pytest.FixtureRequest, tmp_path: Path, certificates: Callable[[str], TlsFiles],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Connector]:  # fmt: skip
     """(rig, grant) -> connect: the same source over each transport."""
     with ExitStack() as stack:
 
@@ -118,6 +121,13 @@ def connector(
                 address = listener.register(rig.source)
                 stack.callback(listener.release)
                 return lambda: ShmReader(address, grant, "i-source", 5.0)
+            if request.param == "rdma":
+                monkeypatch.setattr(rdma, "Device", FakeDevice)
+                card = rdma.RdmaListener("fake0", "127.0.0.1")
+                address = card.register(rig.source)
+                stack.callback(card.release)
+                landing = rdma.Landing("fake0", rig.target)
+                return lambda: rdma.RdmaReader(address, grant, "i-source", 5.0, landing)
             ours, theirs = (certificates(n) if request.param == "tls" else None for n in ("receiver", "source"))
             listener = TcpListener("127.0.0.1", tls=theirs)
             address = listener.register(rig.source)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 import pytest
 
 from relight.core.clock import SystemClock, VirtualClock
-from relight.core.errors import InvalidInput, ModelDirty, RemoteFault
+from relight.core.errors import InvalidInput, LocalFault, ModelDirty, RemoteFault
 from relight.transfer import grants
 from relight.transfer.board import PATIENCE, Bitmap, Board
 from relight.transfer.breaker import FAILURES, REST_SECONDS, Breaker
@@ -144,6 +144,46 @@ def test_a_holder_that_dies_leaves_its_chunks_to_the_other(ends: Ends) -> None:
     assert got.holders["a"] > 0
     assert got.holders["b"] > 0
     assert "cut this reader" in got.lost["a"]
+
+
+def test_a_way_that_is_closed_on_this_side_is_left_for_another_and_blames_no_source(ends: Ends) -> None:
+    (_, one), (b, two) = ends.source("a"), ends.source("b")
+
+    def no_card() -> TcpReader:
+        raise LocalFault("the card is down")
+
+    breaker, target = Breaker(CLOCK), ends.segment("t")
+    for _ in range(FAILURES):
+        got = ends.receive(target, replace(one, connect=no_card), two, breaker=breaker)
+        assert ends.same(target, b.segment)
+        assert got.lost == {"a": "the card is down"}
+        target.drop()
+    assert not breaker.rests("a")
+    with pytest.raises(LocalFault, match="no holder is left: the card is down; the card is down"):
+        ends.receive(target, replace(one, connect=no_card), replace(two, connect=no_card))
+
+
+def test_a_connection_is_closed_before_its_chunks_go_to_others(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    (a, one), (_, two) = ends.source("a"), ends.source("b")
+    said: list[str] = []
+    close, give_back = TcpReader.close, Board.give_back
+
+    def closing(reader: TcpReader) -> None:
+        said.append(f"closed {reader.source}")
+        close(reader)
+
+    def giving(board: Board, numbers: Iterable[int]) -> None:
+        said.append("given back")
+        give_back(board, numbers)
+
+    monkeypatch.setattr(TcpReader, "close", closing)
+    monkeypatch.setattr(Board, "give_back", giving)
+    count = len(cut(ends.first.tensors))
+    ends.receive(
+        ends.segment("t"), replace(one, queue=tuple(range(count))), replace(two, reserve=True), planned_seconds=60.0,
+        on_progress=lambda progress: a.close(0.0),
+    )  # fmt: skip
+    assert said.index("closed a") < said.index("given back")
 
 
 def test_a_holder_that_is_far_slower_than_another_is_left(ends: Ends) -> None:
