@@ -15,13 +15,13 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(START_TIMEOUT)]
 
 @pytest.fixture(scope="module")
 def divided(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """A tiny model over two cores: one replica on one node, one guardian on the other."""
+    """A tiny model over two cores: one replica on one node, one guardian on the other; between nodes TLS alone."""
     model = {
         "name": "tiny", "uri": str(tiny_model), "devices_per_member": 2,
         "args": ["--dtype=bfloat16", "--max-model-len=256", "--max-num-seqs=8", "--enforce-eager",
                  "--kv-cache-memory-bytes=16777216"],
     }  # fmt: skip
-    machine = Live(tmp_path_factory.mktemp("r"), model, both_cores=True)
+    machine = Live(tmp_path_factory.mktemp("r"), model, both_cores=True, data_tls=True)
     try:
         machine.up()
         yield machine

@@ -43,8 +43,10 @@ def free_ports(count: int) -> list[int]:
 class Live:
     """A running machine: two nodes with a device each, or one for each core, and one model."""
 
-    def __init__(self, directory: Path, model: dict[str, Any], *, both_cores: bool = False) -> None:
-        self.directory, self.model, self._both_cores = directory, model, both_cores
+    def __init__(
+        self, directory: Path, model: dict[str, Any], *, both_cores: bool = False, data_tls: bool = False
+    ) -> None:  # fmt: skip
+        self.directory, self.model, self._both_cores, self._data_tls = directory, model, both_cores, data_tls
         self.state = directory / "state"
         self.env = {**os.environ, "RELIGHT_STATE": str(self.state)}
         self._restarted: list[subprocess.Popen[bytes]] = []
@@ -53,6 +55,7 @@ class Live:
         controller, fleet, gateway = free_ports(3)
         config = {
             "ports": {"controller": controller, "fleet": fleet, "gateway": gateway},
+            "data_tls": self._data_tls,
             "engines": {"vllm": {"python": str(ENGINE_PYTHON)}},
             "nodes": [
                 {
