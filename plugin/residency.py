@@ -43,20 +43,26 @@ class Residence(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class PeerSource:
+    """One rank of a peer that holds the weights: where, under which grant, and the digest of what it offered."""
+
+    instance: str
+    address: str
+    grant: str
+    manifest_digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Order:
     """One rung to refill by, for one rank: which content, and from where.
 
-    A peer has `address`, `grant`, its instance as `source`, and the digest of the manifest that it offered; the disk
-    has a `path`; the own host copy needs nothing.
+    Peers are `sources`, the best one first; the disk has a `path`; the own host copy needs nothing.
     """
 
     kind: RungKind
     revision: str
-    address: str = ""
-    grant: str = ""
-    source: str = ""
+    sources: tuple[PeerSource, ...] = ()
     path: str = ""
-    manifest_digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,16 +199,33 @@ class Residency:
             if order.kind is RungKind.DISK:
                 restored = self._from_disk(order.path, order.revision, begun)
             else:
-                restored = self._from_source(order, self._connector(order), progress)
+                restored = self._from_holders(order, self._holders(order), progress)
             self.state = Residence.REFILLED
             return restored
 
-    def _connector(self, order: Order) -> Connect:
-        if order.kind is RungKind.PEER_SHM:
+    def _holders(self, order: Order) -> list[Holder]:
+        if order.kind is RungKind.HOST_COPY:
+            return [Holder("own host copy", self._own_copy(), connections=self._streams)]
+        if not order.sources:
+            raise LocalFault(f"the rung {order.kind} came without a source")
+        # Two sources on one host share its memory's bandwidth: the second is there for when the first dies.
+        aside = order.kind is RungKind.PEER_SHM
+        each = max(self._streams // (1 if aside else len(order.sources)), 1)
+        return [
+            Holder(
+                peer.instance, self._connector(order.kind, peer), connections=each, reserve=aside and n > 0,
+                manifest_digest=peer.manifest_digest,
+            )
+            for n, peer in enumerate(order.sources)
+        ]  # fmt: skip
+
+    def _connector(self, kind: RungKind, peer: PeerSource) -> Connect:
+        if kind is RungKind.PEER_SHM:
             pages = Pages()
-            return lambda: ShmReader(order.address, order.grant, order.source, READ_DEADLINE, pages)
-        if order.kind is RungKind.PEER_TCP:
-            return lambda: TcpReader(order.address, order.grant, order.source, READ_DEADLINE, self._tls)
+            return lambda: ShmReader(peer.address, peer.grant, peer.instance, READ_DEADLINE, pages)
+        return lambda: TcpReader(peer.address, peer.grant, peer.instance, READ_DEADLINE, self._tls)
+
+    def _own_copy(self) -> Connect:
         host = self._host_copy
         if host is None:
             raise LocalFault("no host copy is kept: the member slept at level 2")
@@ -215,24 +238,25 @@ class Residency:
         own = grants.mint(key, claims)
         return lambda: MemoryReader(host, own)
 
-    def _from_source(self, order: Order, connect: Connect, progress: OnProgress) -> Restored:
-        source = order.source or "own host copy"
+    def _from_holders(self, order: Order, holders: list[Holder], progress: OnProgress) -> Restored:
         self._cancel = Cancel()
         got = refill(
             self._memory.segment,
-            Wanted(self._memory.layout, self._memory.table, order.revision, order.manifest_digest),
-            [Holder(source, connect, connections=self._streams)],
+            Wanted(self._memory.layout, self._memory.table, order.revision),
+            holders,
             streams=self._streams,
             clock=self._clock,
             options=Options(kept=self._kept, cancel=self._cancel, breaker=self._breaker, on_progress=progress),
         )
+        names = ", ".join(name for name, count in got.holders.items() if count)
         try:
             self._memory.restore_scalars(got.manifest.scalars)
             self._memory.rebuild_derived()
         except LocalFault as error:
-            raise ModelDirty(str(error), cause=RemoteFault(f"{source}: {error}")) from error
+            raise ModelDirty(str(error), cause=RemoteFault(f"{names}: {error}")) from error
         self._adopt(got.manifest, order.revision)
-        return Restored(got.bytes, got.phases, f"{order.kind} from {', '.join(got.holders)}, {self._streams} streams")
+        lost = "".join(f"; lost {reason}" for reason in got.lost.values())
+        return Restored(got.bytes, got.phases, f"{order.kind} from {names}, {self._streams} streams{lost}")
 
     def _from_disk(self, path: str, revision: str, begun: float) -> Restored:
         segment = self._memory.segment

@@ -22,8 +22,6 @@ class Wanted:
     layout: Mapping[str, str]
     tensors: Mapping[str, TensorEntry]
     revision: str
-    manifest_digest: str = ""
-    """What a complete source's manifest has to be, tensor for tensor and scalar for scalar; empty: any that fits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +38,8 @@ class Holder:
     queue: tuple[int, ...] = ()
     connections: int = 1
     reserve: bool = False
+    manifest_digest: str = ""
+    """What its manifest has to be, tensor for tensor and scalar for scalar; empty: any that fits."""
 
 
 @dataclass(frozen=True, slots=True)

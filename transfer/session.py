@@ -208,8 +208,8 @@ class Refill:
     def join(self, holder: Holder, manifest: WeightManifest) -> None:
         """The holder takes part; the first one says what is read. Raises RemoteFault when its bytes are others."""
         check_source(manifest, self.wanted, holder.name)
-        named = self.wanted.manifest_digest
-        if named and not holder.partial and manifest.digest() != named:
+        named = holder.manifest_digest
+        if named and manifest.digest() != named:
             raise RemoteFault(f"{holder.name} describes other weights than it offered: its manifest is not {named}")
         with self._lock:
             agreed = self.agreed

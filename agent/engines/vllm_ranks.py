@@ -16,7 +16,7 @@ from typing import Any
 from relight.agent.engines.base import Refill
 from relight.agent.engines.vllm_control import call
 from relight.core.errors import LocalFault, ModelDirty
-from relight.core.records import Phase, Rung, SourceOffer
+from relight.core.records import Phase, Rung, SourceOffer, SourceRef
 
 SEPARATOR = ","
 
@@ -70,17 +70,21 @@ def split(parts: str, count: int, what: str) -> list[str]:
 def refill_arguments(rung: Rung, revision: str, path: str, count: int) -> list[dict[str, object]]:
     """What each rank is told about a rung. Raises LocalFault when the source is divided otherwise."""
     if rung.source is None:
-        return [{"kind": rung.kind, "revision": revision, "path": path}] * count
-    source = rung.source
+        return [{"kind": rung.kind, "revision": revision, "path": path, "sources": []}] * count
+    by_source = [_by_rank(source, count) for source in (rung.source, *rung.helpers)]
+    return [
+        {"kind": rung.kind, "revision": revision, "path": "", "sources": [ranks[rank] for ranks in by_source]}
+        for rank in range(count)
+    ]
+
+
+def _by_rank(source: SourceRef, count: int) -> list[dict[str, object]]:
     addresses = split(source.address, count, "addresses")
     digests = split(source.manifest_digest, count, "manifests")
     return [
-        {
-            "kind": rung.kind, "revision": revision, "address": address, "grant": source.grant,
-            "source": source.instance, "manifest_digest": digest,
-        }
+        {"instance": source.instance, "address": address, "grant": source.grant, "manifest_digest": digest}
         for address, digest in zip(addresses, digests, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def refilled(said: Sequence[Mapping[str, Any]]) -> Refill:

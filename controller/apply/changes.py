@@ -30,7 +30,9 @@ from relight.core.records import (
     Placement,
     Plan,
     Rung,
+    RungKind,
     Snapshot,
+    SourceRef,
 )
 from relight.core.states import State
 from relight.transfer.grants import Claims, mint
@@ -132,11 +134,21 @@ class _Builder:
         """The rung as rank `rank` may use it, or None when its source offers nothing (any more)."""
         if rung.source is None:
             return rung
-        source = self._views.get(rung.source.instance)
-        member = _member(source, rank)
+        found = [
+            granted
+            for reference in (rung.source, *rung.helpers)
+            if (granted := self._granted(rung.kind, reference.instance, rank, receiver, lifetime_seconds))
+        ]
+        return replace(rung, source=found[0], helpers=tuple(found[1:])) if found else None
+
+    def _granted(
+        self, kind: RungKind, instance: str, rank: int, receiver: str, lifetime_seconds: float
+    ) -> SourceRef | None:  # fmt: skip
+        """The reference to one member of a source, with a grant; None when it offers nothing (any more)."""
+        member = _member(self._views.get(instance), rank)
         if member is None or member.report is None or member.report.source is None:
             return None
-        reference = source_for(rung.kind, member, rung.source.instance)
+        reference = source_for(kind, member, instance)
         key = member.report.source.grant_key
         claims = Claims(
             source_instance=reference.instance,
@@ -152,7 +164,7 @@ class _Builder:
             # The source refuses an empty grant and says so, and the ladder goes on: a rung never vanishes.
             log.warning("grant.unusable-key", instance=reference.instance)
             grant = ""
-        return replace(rung, source=replace(reference, grant=grant))
+        return replace(reference, grant=grant)
 
     def _operation(self, placement: Placement, view: InstanceView | None) -> str:
         """The operation that this placement is of, with its `decide` phase; a new one where nobody asked."""

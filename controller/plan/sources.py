@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from relight.core.fingerprint import digest
 from relight.core.records import (
@@ -20,8 +20,8 @@ from relight.core.records import (
 )
 from relight.core.states import State
 
-SOURCES_PER_KIND = 2
-"""How many peers of one kind stand on a ladder: the second one is there when the first dies."""
+SOURCES_PER_RUNG = 4
+"""How many peers one rung reads from: the others are there when the first dies, and share its load between hosts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +76,10 @@ class Sources:
                 else:
                     refused.append(f"{kind}: it sleeps at level {receiver.level}, which keeps no copy")
             else:
-                found = [r for s in fitting if (r := self._peer(kind, receiver, s))][:SOURCES_PER_KIND]
-                rungs += found
-                if not found:
+                found = [r for s in fitting if (r := self._peer(kind, receiver, s))][:SOURCES_PER_RUNG]
+                if found:
+                    rungs.append(_together(found))
+                else:
                     refused.append(f"{kind}: no ready source is in reach by it")
         size = max((_offer(s.members[0]).weight_bytes for s in fitting), default=0)
         return Ladder(tuple(rungs), tuple(refused), size)
@@ -106,6 +107,14 @@ class Sources:
         if a is None or b is None or a.force_tcp or b.force_tcp:
             return False
         return bool(a.boot_id) and a.boot_id == b.boot_id
+
+
+def _together(found: Sequence[Rung]) -> Rung:
+    """One rung out of those of one kind: the first one's source leads, the others' help."""
+    first, *others = found
+    helpers = tuple(r.source for r in others if r.source is not None)
+    said = f"; {', '.join(h.instance for h in helpers)} {'helps' if len(helpers) == 1 else 'help'}" if helpers else ""
+    return replace(first, reason=first.reason + said, helpers=helpers)
 
 
 def _offer(member: MemberView) -> SourceOffer:

@@ -23,11 +23,15 @@ class SourceRef:
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """One allowed step of the source ladder, with the reason why it stands where it stands."""
+    """One allowed step of the source ladder, with the reason why it stands where it stands.
+
+    `helpers` hold the same weights, and are read beside or after `source` in one and the same refill.
+    """
 
     kind: RungKind
     reason: str
     source: SourceRef | None = None
+    helpers: tuple[SourceRef, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

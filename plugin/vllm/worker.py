@@ -29,7 +29,7 @@ from relight.core.logs import configure, get_logger
 from relight.core.records import RungKind
 from relight.plugin import settings as environment
 from relight.plugin.control import ControlServer, Progress
-from relight.plugin.residency import ModelMemory, Order, Residency
+from relight.plugin.residency import ModelMemory, Order, PeerSource, Residency
 from relight.plugin.vllm import handlers
 from relight.plugin.vllm.loader import reload_in_place
 from relight.plugin.vllm.packing import pack
@@ -162,8 +162,9 @@ class RelightCPUWorker(CPUWorker):  # type: ignore[misc]
                 told = now.bytes
                 progress({"bytes": now.bytes, "total": now.total, "bytes_per_second": now.bytes_per_second})
 
-        named = {name: str(arguments.get(name, "")) for name in Order.__dataclass_fields__ if name != "kind"}
-        got = self._relight.refill(Order(RungKind(arguments["kind"]), **named), tell)
+        sources = tuple(PeerSource(**{k: str(v) for k, v in s.items()}) for s in arguments["sources"])
+        order = Order(RungKind(arguments["kind"]), str(arguments["revision"]), sources, str(arguments["path"]))
+        got = self._relight.refill(order, tell)
         canary = self._op_canary({}, progress)
         return {"bytes": got.bytes, "phases": [asdict(p) for p in got.phases], "detail": got.detail, "canary": canary}
 

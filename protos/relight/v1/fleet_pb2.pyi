@@ -280,20 +280,24 @@ class Rung(_message.Message):
     KIND_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
+    HELPERS_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
     reason: _builtins.str
     @_builtins.property
     def source(self) -> Global___SourceRef: ...
+    @_builtins.property
+    def helpers(self) -> _containers.RepeatedCompositeFieldContainer[Global___SourceRef]: ...
     def __init__(
         self,
         *,
         kind: _builtins.str = ...,
         reason: _builtins.str = ...,
         source: Global___SourceRef | None = ...,
+        helpers: _abc.Iterable[Global___SourceRef] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_source", b"_source", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_source", b"_source", "kind", b"kind", "reason", b"reason", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_source", b"_source", "helpers", b"helpers", "kind", b"kind", "reason", b"reason", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__source: _TypeAlias = _typing.Literal["source"]  # noqa: Y015
     _WhichOneofArgType__source: _TypeAlias = _typing.Literal["_source", b"_source"]  # noqa: Y015

@@ -112,6 +112,16 @@ def test_two_wakes_read_from_two_sources():
     assert first == {"i-a", "i-b"}
 
 
+def test_sources_of_one_kind_help_each_other_on_one_rung():
+    spec = dataclasses.replace(SPEC, replicas=3)
+    instances = [instance(f"i-{n}", n, State.READY, spec) for n in "ab"] + [instance("i-c", "c", State.DORMANT, spec)]
+    wake = wake_of(made(instances, [slot(n) for n in "abc"], spec), "i-c")
+    peer = next(r for r in wake.rungs if r.source)
+    assert [peer.source.instance, *(h.instance for h in peer.helpers)] == ["i-a", "i-b"]
+    assert peer.reason.endswith("; i-b helps")
+    assert len({r.kind for r in wake.rungs}) == len(wake.rungs)
+
+
 def test_a_missing_guardian_never_takes_the_device_that_a_replica_waits_for():
     spec = dataclasses.replace(SPEC, replicas=2, devices_per_member=2, guardians=Guardians(0, 2))
     other = ModelSpec("default", "z", "/z", "r1", "stub", guardians=Guardians(1, 2))

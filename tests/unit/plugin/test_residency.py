@@ -12,7 +12,7 @@ from relight.core import failpoints
 from relight.core.clock import SystemClock
 from relight.core.errors import Conflict, InvalidInput, LocalFault, ModelDirty, RemoteFault
 from relight.core.records import RungKind
-from relight.plugin.residency import ModelMemory, Order, Residence, Residency
+from relight.plugin.residency import ModelMemory, Order, PeerSource, Residence, Residency
 from relight.plugin.settings import Settings, read
 from relight.transfer import grants
 from relight.transfer.manifest import Canary, WeightManifest
@@ -76,7 +76,8 @@ class Engine:
         return str(opened["shm"]), str(opened["tcp"]), grants.mint(key, claims)
 
     def wake(self, kind: RungKind, *, address: str = "", grant: str = "", revision: str = "r1", path: str = "") -> str:
-        order = Order(kind, revision, address, grant, "i-a", path or str(self.checkpoint))
+        sources = (PeerSource("i-a", address, grant),) if address else ()
+        order = Order(kind, revision, sources, path or str(self.checkpoint))
         return self.residency.refill(order, lambda progress: None).detail
 
 
@@ -109,6 +110,27 @@ def test_a_level_2_sleeper_comes_back_with_the_same_bytes_by_any_rung(pair, kind
     assert sleeper.residency.source.manifest.content_digest() == source.residency.source.manifest.content_digest()
     assert sleeper.residency.source.manifest.canary == CANARY
     assert sleeper.rebuilt == (0 if kind is RungKind.DISK else 1)
+
+
+@pytest.mark.parametrize("kind", [RungKind.PEER_SHM, RungKind.PEER_TCP])
+@pytest.mark.parametrize("dead", [0, 1])
+def test_a_rung_with_a_helper_comes_about_when_either_source_is_gone(
+    pair, tmp_path: Path, kind: RungKind, dead: int
+) -> None:
+    source, sleeper = pair
+    helper = Engine("i-c", tmp_path / "c")
+    offers = [source.offer(), helper.offer()]
+    (source, helper)[dead].residency.close_source(0.0)
+    sleeper.residency.sleep(2)
+    peers = tuple(
+        PeerSource(name, shm if kind is RungKind.PEER_SHM else tcp, grant)
+        for name, (shm, tcp, grant) in zip(("i-a", "i-c"), offers, strict=True)
+    )
+    got = sleeper.residency.refill(Order(kind, "r1", peers), lambda progress: None)
+    sleeper.residency.resume()
+    assert sleeper.segment.view == source.segment.view
+    assert f"{kind} from {('i-a', 'i-c')[1 - dead]}" in got.detail
+    helper.residency.close_source(0.0)
 
 
 def test_level_1_keeps_a_host_copy_and_comes_back_from_it_alone(pair) -> None:

@@ -83,8 +83,8 @@ def bring(
     manifest_digest="", **options: object,
 ) -> Received:  # fmt: skip
     """One refill of the rig's target from its one source."""
-    wanted = Wanted(layout, rig.table if table is None else table, revision, manifest_digest)
-    holders = [Holder("i-source", connect, connections=streams)]
+    wanted = Wanted(layout, rig.table if table is None else table, revision)
+    holders = [Holder("i-source", connect, connections=streams, manifest_digest=manifest_digest)]
     return refill(rig.target, wanted, holders, streams=streams, clock=SystemClock(), options=Options(**options))
 
 
