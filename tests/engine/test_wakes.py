@@ -8,7 +8,9 @@ import httpx
 import pytest
 
 from relight.agent.engines.vllm_control import call
+from relight.agent.engines.vllm_ranks import refill_arguments
 from relight.core.errors import RemoteFault
+from relight.core.records import Rung, RungKind, SourceRef
 from tests.engine.conftest import START_TIMEOUT
 from tests.support.live import Live, by_state, same_tokens
 
@@ -64,9 +66,8 @@ async def test_other_content_is_refused_by_the_engine_naming_the_field(one: Live
     sleeper = by_state(one.instances(), "dormant")[0]["id"]
     path = next((one.state / "nodes").glob(f"*/*/{sleeper}/worker-0.sock"))
     other = next(p for p in (one.state / "nodes").glob("*/*/*/source-0.sock") if sleeper not in str(p))
-    arguments: dict[str, object] = {
-        "kind": "peer_shm", "revision": "r2", "address": f"unix:{other}", "grant": "none", "source": "other"
-    }  # fmt: skip
+    reference = SourceRef("other", "node-a", 1, "", "", f"unix:{other}", "none")
+    (arguments,) = refill_arguments(Rung(RungKind.PEER_SHM, "a test", reference), "r2", "", 1)
     with pytest.raises(RemoteFault, match="refused this reader"):
         await call(path, "refill", arguments, deadline=30)
 
