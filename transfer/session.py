@@ -303,7 +303,7 @@ class Refill:
     def lose(self, holder: str, error: TransferError) -> None:
         """The holder brings nothing more; the others go on, if there are any."""
         with self._lock:
-            if holder in self.lost or self.over:
+            if holder in self.lost:
                 return
             self.lost[holder] = error
             if self.options.breaker is not None and isinstance(error, RemoteFault):

@@ -111,6 +111,15 @@ def test_a_source_that_cuts_its_readers_leaves_the_model_dirty_and_the_source_at
     assert isinstance(caught.value.cause, RemoteFault)
 
 
+def test_a_source_that_cuts_its_reader_after_the_last_byte_is_not_believed(rig: Rig, connector: Connector) -> None:
+    def last(progress: Progress) -> None:
+        if progress.bytes == progress.total:
+            rig.source.close(0.0)
+
+    with pytest.raises(ModelDirty, match="cut this reader"):
+        bring(rig, connector(rig, rig.grant()), streams=1, on_progress=last)
+
+
 def test_a_grant_that_expires_while_reading_ends_the_read(rig: Rig, connector: Connector) -> None:
     with pytest.raises(ModelDirty, match="expired while reading"):
         bring(
