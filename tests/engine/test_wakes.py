@@ -130,6 +130,8 @@ def test_the_pin_next_waits_for_the_woken_replica_also_right_after_the_model_was
 
     client = threading.Thread(target=ask)
     client.start()
+    # A request that came after the replica was ready would wait for yet another one.
+    one.until_held(1)
     one.scaled(2)
     client.join(60)
     assert got["instance"] == sleeper

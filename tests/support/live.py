@@ -186,6 +186,18 @@ class Live:
             f"{self.gateway}/v1/completions", json=body, headers=headers, timeout=DEADLINE, trust_env=False
         )  # fmt: skip
 
+    def until_held(self, count: int) -> None:
+        """Waits until the gateway holds so many requests; each look is a round trip."""
+        deadline, pause = time.monotonic() + DEADLINE, threading.Event()
+        while True:
+            text = httpx.get(f"{self.gateway}/metrics", headers=self.headers, timeout=DEADLINE, trust_env=False).text
+            rows = [line for line in text.splitlines() if line.startswith("relight_gateway_requests_held{")]
+            if sum(float(row.rpartition(" ")[2]) for row in rows) >= count:
+                return
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the gateway does not hold {count} requests: {rows}")
+            pause.wait(0.02)
+
     def ask_many(self, count: int) -> list[httpx.Response]:
         with ThreadPoolExecutor(count) as pool:
             return list(pool.map(lambda n: self.ask(f"number {n}"), range(count)))
