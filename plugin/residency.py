@@ -16,7 +16,7 @@ from enum import StrEnum
 
 from relight.core.clock import Clock
 from relight.core.errors import Conflict, InvalidInput, LocalFault, ModelDirty, RemoteFault, TransferError
-from relight.core.records import Phase, RungKind
+from relight.core.records import Phase, RungKind, SourceRef
 from relight.plugin.settings import Settings
 from relight.transfer import grants
 from relight.transfer.breaker import Breaker
@@ -43,25 +43,16 @@ class Residence(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class PeerSource:
-    """One rank of a peer that holds the weights: where, under which grant, and the digest of what it offered."""
-
-    instance: str
-    address: str
-    grant: str
-    manifest_digest: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Order:
     """One rung to refill by, for one rank: which content, and from where.
 
-    Peers are `sources`, the best one first; the disk has a `path`; the own host copy needs nothing.
+    Peers are `sources`, the best one first, each with the address and manifest digest of the same rank; the disk has a
+    `path`; the own host copy needs nothing.
     """
 
     kind: RungKind
     revision: str
-    sources: tuple[PeerSource, ...] = ()
+    sources: tuple[SourceRef, ...] = ()
     path: str = ""
 
 
@@ -219,7 +210,7 @@ class Residency:
             for n, peer in enumerate(order.sources)
         ]  # fmt: skip
 
-    def _connector(self, kind: RungKind, peer: PeerSource) -> Connect:
+    def _connector(self, kind: RungKind, peer: SourceRef) -> Connect:
         if kind is RungKind.PEER_SHM:
             pages = Pages()
             return lambda: ShmReader(peer.address, peer.grant, peer.instance, READ_DEADLINE, pages)
@@ -248,6 +239,8 @@ class Residency:
             clock=self._clock,
             options=Options(kept=self._kept, cancel=self._cancel, breaker=self._breaker, on_progress=progress),
         )
+        # Complete, and now the engine's to work on: what it leaves of the bytes is proven again before it counts.
+        self._kept.clear()
         names = ", ".join(name for name, count in got.holders.items() if count)
         try:
             self._memory.restore_scalars(got.manifest.scalars)

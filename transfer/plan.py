@@ -19,6 +19,8 @@ from relight.core.errors import InvalidInput
 
 HUGE = 2 << 20
 """Bytes of a huge page."""
+ABOUT_AS_FAST = 1.01
+"""Times the least time within which a shape counts as equally fast."""
 LOCAL_PATHS = frozenset({"memory", "shm", "nvlink"})
 """Paths inside one host: a chunk crosses the network once per host, and spreads from there."""
 
@@ -124,9 +126,6 @@ def plan(question: Question) -> TransferPlan:
     return chosen.finished(f"{chosen.shape} takes {chosen.seconds:.3f} s ({others}); {chosen.limit}")
 
 
-ABOUT_AS_FAST = 1.01
-
-
 def floor_seconds(
     count: float, receivers: int, up: Sequence[float], receiver_up: float, receiver_down: float
 ) -> float:  # fmt: skip
@@ -153,7 +152,6 @@ class _Edge:
     receiver: ReceiverEnd
     chunk: int
     link: Link
-    depth: int
 
 
 @dataclass(slots=True)
@@ -276,7 +274,7 @@ class _Draft:
         depth = reached[holder] + 1
         reached[receiver.name] = depth
         self.latency = max(self.latency, (depth - 1) * size / link.bytes_per_second)
-        self.edges.append(_Edge(receiver, chunk, link, depth))
+        self.edges.append(_Edge(receiver, chunk, link))
 
     def finished(self, reason: str) -> TransferPlan:
         """The draft as a plan, with a time for each assignment."""

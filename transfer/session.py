@@ -333,3 +333,6 @@ class Refill:
                 self.agreed.board.stop()
         self.paged.set()
         self.needed.set()
+        # Whoever waits for a source need not wait out its deadline.
+        for stream in self._running:
+            stream.cut()

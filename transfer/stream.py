@@ -78,7 +78,8 @@ class Stream:
                 return
             self._serve(self._reader)
         except RemoteFault as error:
-            if not (self.listens and self.refill.over):
+            # A stream that was cut because all is over says nothing about its holder.
+            if self.refill.failure is None and not (self.listens and self.refill.over):
                 self.refill.lose(self.holder.name, error)
         except Exception as error:  # noqa: BLE001 - a defect too must let go those that wait for this stream
             self.refill.fail(error)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,7 @@ def _by_rank(source: SourceRef, count: int) -> list[dict[str, object]]:
     addresses = split(source.address, count, "addresses")
     digests = split(source.manifest_digest, count, "manifests")
     return [
-        {"instance": source.instance, "address": address, "grant": source.grant, "manifest_digest": digest}
+        asdict(replace(source, address=address, manifest_digest=digest))
         for address, digest in zip(addresses, digests, strict=True)
     ]
 

@@ -69,7 +69,7 @@ def start(node: Process, rate: float, stack: ExitStack) -> tuple[str, str]:
     ):
         if engine.poll() is not None or time.monotonic() - begun > START_SECONDS:
             raise SystemExit("the replica did not start:\n" + (directory / "engine.log").read_text()[-3000:])
-        time.sleep(0.5)
+        time.sleep(0.5)  # an engine tells nobody when it is up
     key = grants.new_key()
     offer = asyncio.run(call(directory / "worker-0.sock", "open_source", {"key": key}, deadline=30.0))
     claims = grants.Claims("serving", int(offer["generation"]), "", "bench", time.time() + 20 * DEADLINE)

@@ -26,10 +26,10 @@ from relight.core.clock import SystemClock
 from relight.core.errors import LocalFault
 from relight.core.fingerprint import Fingerprint, digest
 from relight.core.logs import configure, get_logger
-from relight.core.records import RungKind
+from relight.core.records import RungKind, SourceRef
 from relight.plugin import settings as environment
 from relight.plugin.control import ControlServer, Progress
-from relight.plugin.residency import ModelMemory, Order, PeerSource, Residency
+from relight.plugin.residency import ModelMemory, Order, Residency
 from relight.plugin.vllm import handlers
 from relight.plugin.vllm.loader import reload_in_place
 from relight.plugin.vllm.packing import pack
@@ -162,7 +162,7 @@ class RelightCPUWorker(CPUWorker):  # type: ignore[misc]
                 told = now.bytes
                 progress({"bytes": now.bytes, "total": now.total, "bytes_per_second": now.bytes_per_second})
 
-        sources = tuple(PeerSource(**{k: str(v) for k, v in s.items()}) for s in arguments["sources"])
+        sources = tuple(SourceRef(**s) for s in arguments["sources"])
         order = Order(RungKind(arguments["kind"]), str(arguments["revision"]), sources, str(arguments["path"]))
         got = self._relight.refill(order, tell)
         canary = self._op_canary({}, progress)

@@ -178,7 +178,9 @@ class ReceiverGuest:
                 self._control = socket.create_connection((address(2, "source"), CONTROL_PORT), timeout=2)
                 break
             except OSError:
-                time.sleep(0.5)
+                time.sleep(0.5)  # the other machine is still booting, and tells nobody
+        else:
+            raise RuntimeError("the source's machine did not come up")
         self._control.settimeout(60)
         self._lines = self._control.makefile("rw")
 

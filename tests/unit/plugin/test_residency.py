@@ -11,8 +11,8 @@ import pytest
 from relight.core import failpoints
 from relight.core.clock import SystemClock
 from relight.core.errors import Conflict, InvalidInput, LocalFault, ModelDirty, RemoteFault
-from relight.core.records import RungKind
-from relight.plugin.residency import ModelMemory, Order, PeerSource, Residence, Residency
+from relight.core.records import RungKind, SourceRef
+from relight.plugin.residency import ModelMemory, Order, Residence, Residency
 from relight.plugin.settings import Settings, read
 from relight.transfer import grants
 from relight.transfer.manifest import Canary, WeightManifest
@@ -76,7 +76,7 @@ class Engine:
         return str(opened["shm"]), str(opened["tcp"]), grants.mint(key, claims)
 
     def wake(self, kind: RungKind, *, address: str = "", grant: str = "", revision: str = "r1", path: str = "") -> str:
-        sources = (PeerSource("i-a", address, grant),) if address else ()
+        sources = (SourceRef("i-a", "a", 1, "", "", address, grant),) if address else ()
         order = Order(kind, revision, sources, path or str(self.checkpoint))
         return self.residency.refill(order, lambda progress: None).detail
 
@@ -123,7 +123,7 @@ def test_a_rung_with_a_helper_comes_about_when_either_source_is_gone(
     (source, helper)[dead].residency.close_source(0.0)
     sleeper.residency.sleep(2)
     peers = tuple(
-        PeerSource(name, shm if kind is RungKind.PEER_SHM else tcp, grant)
+        SourceRef(name, "a", 1, "", "", shm if kind is RungKind.PEER_SHM else tcp, grant)
         for name, (shm, tcp, grant) in zip(("i-a", "i-c"), offers, strict=True)
     )
     got = sleeper.residency.refill(Order(kind, "r1", peers), lambda progress: None)

@@ -18,10 +18,11 @@ from relight.transfer.breaker import FAILURES, REST_SECONDS, Breaker
 from relight.transfer.chunks import cut
 from relight.transfer.manifest import WeightManifest
 from relight.transfer.pace import Pace
-from relight.transfer.request import Holder, Options, Received, Wanted
+from relight.transfer.request import Cancel, Holder, Options, Received, Wanted
 from relight.transfer.segment import Segment
 from relight.transfer.session import refill
 from relight.transfer.source import Source
+from relight.transfer.transports.base import Reader
 from relight.transfer.transports.tcp import TcpListener, TcpReader
 from tests.unit.transfer.conftest import LAYOUT, SIZES, make_manifest
 
@@ -47,18 +48,18 @@ class Ends:
         self.first = make_manifest(segment, revision=revision)
         return self.opened(Source(name, segment, self.first, CLOCK, pace))
 
-    def relay(self, name: str, segment: Segment) -> tuple[Source, Holder]:
+    def relay(self, name: str, segment: Segment, deadline: float = 5.0) -> tuple[Source, Holder]:
         """A source of what will arrive in `segment`."""
-        source, holder = self.opened(Source(name, segment, None, CLOCK))
+        source, holder = self.opened(Source(name, segment, None, CLOCK), deadline)
         return source, replace(holder, partial=True)
 
-    def opened(self, source: Source) -> tuple[Source, Holder]:
+    def opened(self, source: Source, deadline: float = 5.0) -> tuple[Source, Holder]:
         source.open(1, key := grants.new_key())
         listener = TcpListener("127.0.0.1")
         address = listener.register(source)
         self.stack.callback(listener.release)
         grant = grants.mint(key, grants.Claims(source.instance, 1, "", "i-receiver", CLOCK.now() + 60))
-        return source, Holder(source.instance, lambda: TcpReader(address, grant, source.instance, 5.0))
+        return source, Holder(source.instance, lambda: TcpReader(address, grant, source.instance, deadline))
 
     def receive(self, segment: Segment, *holders: Holder, **options: object) -> Received:
         wanted = Wanted(LAYOUT, {t.name: t for t in self.first.tensors}, "r1")
@@ -105,15 +106,49 @@ def test_a_holder_of_other_content_takes_no_part(ends: Ends) -> None:
     (a, good), (b, other) = ends.source("a"), ends.source("b")
     changed = replace(b.manifest.tensors[0], blocks=b"\1" * len(b.manifest.tensors[0].blocks))
     b._put(replace(b.manifest, tensors=(changed, *b.manifest.tensors[1:])))
-    target = ends.segment("t")
-    # Whoever describes first says what is read: both orders end, one of them with the other content refused.
-    try:
-        got = ends.receive(target, good, other)
-    except ModelDirty as error:
-        assert "no holder is left" in str(error)  # noqa: PT017
-    else:
-        assert ends.same(target, a.segment)
-        assert "holds other content: t0" in got.lost.get("b", "holds other content: t0")
+    target, begun = ends.segment("t"), threading.Event()
+    count = len(cut(ends.first.tensors))
+
+    def later() -> Reader:
+        # Who describes first says what is read: the other one comes when that is settled.
+        assert begun.wait(30)
+        return other.connect()
+
+    got = ends.receive(
+        target, replace(good, queue=tuple(range(count - 1))), replace(other, connect=later, queue=(count - 1,)),
+        planned_seconds=60.0, on_progress=lambda progress: begun.set(),
+    )  # fmt: skip
+    assert ends.same(target, a.segment)
+    assert "holds other content: t0" in got.lost["b"]
+    assert got.holders["b"] == 0
+
+
+def test_a_cancelled_refill_does_not_wait_out_a_source_that_is_silent(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("relight.transfer.source.RELAY_SECONDS", 600.0)
+    ends.source("a")
+    relay, holder = ends.relay("m", ends.segment("m"), deadline=600.0)
+    chunks = cut(ends.first.tensors)
+    relay.relay(ends.first, chunks, Bitmap(len(chunks)))
+    cancel, connected, ended = Cancel(), threading.Event(), threading.Event()
+
+    def connect() -> Reader:
+        reader = holder.connect()
+        connected.set()
+        return reader
+
+    def receive() -> None:
+        with pytest.raises((ModelDirty, LocalFault), match="cancelled"):
+            ends.receive(ends.segment("t"), replace(holder, connect=connect, queue=(0,)), cancel=cancel)
+        ended.set()
+
+    thread = threading.Thread(target=receive, daemon=True)
+    thread.start()
+    assert connected.wait(30)
+    cancel.set()
+    assert ended.wait(30)
+    relay.close(0.0)
 
 
 def test_holders_that_die_in_turn_leave_a_model_that_is_dirty_and_every_reason(ends: Ends) -> None:
