@@ -131,11 +131,17 @@ def test_a_cancelled_refill_does_not_wait_out_a_source_that_is_silent(
     relay, holder = ends.relay("m", ends.segment("m"), deadline=600.0)
     chunks = cut(ends.first.tensors)
     relay.relay(ends.first, chunks, Bitmap(len(chunks)))
-    cancel, connected, ended = Cancel(), threading.Event(), threading.Event()
+    cancel, waits, ended = Cancel(), threading.Event(), threading.Event()
 
     def connect() -> Reader:
         reader = holder.connect()
-        connected.set()
+        fill = reader.fill
+
+        def watched(count: int) -> None:
+            waits.set()
+            fill(count)
+
+        reader.fill = watched
         return reader
 
     def receive() -> None:
@@ -145,7 +151,7 @@ def test_a_cancelled_refill_does_not_wait_out_a_source_that_is_silent(
 
     thread = threading.Thread(target=receive, daemon=True)
     thread.start()
-    assert connected.wait(30)
+    assert waits.wait(30)
     cancel.set()
     assert ended.wait(30)
     relay.close(0.0)
