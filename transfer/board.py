@@ -75,9 +75,12 @@ class Board:
         self._changed = threading.Condition()
 
     def take(
-        self, holder: str, most_bytes: int, known: Bitmap | None = None, *, wait_seconds: float = 0.0
+        self, holder: str, most_bytes: int, known: Bitmap | None = None, *, least_bytes: int = 0,
+        wait_seconds: float = 0.0,
     ) -> list[int] | None:  # fmt: skip
         """Consecutive chunks for `holder` to bring, together at most `most_bytes` (or one chunk).
+
+        It is a share of what is left, so that all connections end at about the same time; at least `least_bytes`.
 
         `known` is what a holder has that does not have all. None: nothing will come any more. []: nothing now, since
         all that is left is under way elsewhere, even after `wait_seconds`; or it is not among what is `known`.
@@ -86,14 +89,14 @@ class Board:
         with self._changed:
             while not self._stopped and not self.placed.complete:
                 if own := self._queues.get(holder):
-                    return self._from_front(own, most_bytes)
+                    return self._several(own, least_bytes, most_bytes, behind=False)
                 others = [self._loose] if self._loose else []
                 if self._clock.monotonic() >= self._free_at:
                     others += sorted(filter(None, self._queues.values()), key=len, reverse=True)
                 if others and known is None:
                     if others[0] is self._loose:
-                        return self._from_front(self._loose, most_bytes)
-                    return self._from_behind(others[0], most_bytes)
+                        return self._several(self._loose, least_bytes, most_bytes, behind=False)
+                    return self._several(others[0], least_bytes, most_bytes, behind=True)
                 if others and known is not None:
                     return self._known_one(others, known)
                 if (left := until - self._clock.monotonic()) <= 0:
@@ -101,22 +104,15 @@ class Board:
                 self._changed.wait(left)
             return None
 
-    def _from_front(self, queue: deque[int], most_bytes: int) -> list[int]:
-        """At most a share of what is left, so that all connections end at about the same time."""
-        most, taken = max(len(queue) // SHARES, 1), [queue.popleft()]
+    def _several(self, queue: deque[int], least_bytes: int, most_bytes: int, *, behind: bool) -> list[int]:
+        pop, end, step = (queue.pop, -1, -1) if behind else (queue.popleft, 0, 1)
+        share, taken = len(queue) // SHARES, [pop()]
         size = self._sizes[taken[0]]
-        while len(taken) < most and queue[0] == taken[-1] + 1 and (size := size + self._sizes[queue[0]]) <= most_bytes:
-            taken.append(queue.popleft())
-        return taken
-
-    def _from_behind(self, queue: deque[int], most_bytes: int) -> list[int]:
-        most, taken = max(len(queue) // SHARES, 1), [queue.pop()]
-        size = self._sizes[taken[0]]
-        while (
-            len(taken) < most and queue[-1] == taken[-1] - 1 and (size := size + self._sizes[queue[-1]]) <= most_bytes
-        ):
-            taken.append(queue.pop())
-        return taken[::-1]
+        while queue and queue[end] == taken[-1] + step and (len(taken) < share or size < least_bytes):
+            if (size := size + self._sizes[queue[end]]) > most_bytes:
+                break
+            taken.append(pop())
+        return taken[::step]
 
     @staticmethod
     def _known_one(queues: Iterable[deque[int]], known: Bitmap) -> list[int]:

@@ -7,7 +7,7 @@ does not enter. So all holders of one content agree on chunk numbers, whatever t
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -26,8 +26,7 @@ def chunk_bytes(total: int) -> int:
     return min(max(-(-even // BLOCK_BYTES) * BLOCK_BYTES, BLOCK_BYTES), MOST_CHUNK_BYTES)
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """The bytes [start, stop) of one tensor; `tensor` counts in the manifest's order, `start` is the edge of a
     block."""
 
@@ -35,13 +34,8 @@ class Span:
     start: int
     stop: int
 
-    @property
-    def bytes(self) -> int:
-        return self.stop - self.start
 
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """What is read and proven as one: spans of consecutive tensors."""
 
     number: int
@@ -51,15 +45,21 @@ class Chunk:
 
 def cut(tensors: Sequence[TensorEntry]) -> tuple[Chunk, ...]:
     """All bytes of `tensors`, once, in order. A chunk exceeds the common size by less than a block."""
-    size = chunk_bytes(sum(t.bytes for t in tensors))
+    return _cut(tuple([t.bytes for t in tensors]))
+
+
+@lru_cache(maxsize=2)
+def _cut(sizes: tuple[int, ...]) -> tuple[Chunk, ...]:
+    # Remembered: a guardian wakes to the same content again and again, and nothing is read before this is known.
+    size = chunk_bytes(sum(sizes))
     made: list[Chunk] = []
     spans: list[Span] = []
     held = 0
-    for index, tensor in enumerate(tensors):
+    for index, length in enumerate(sizes):
         at = 0
-        while at < tensor.bytes:
+        while at < length:
             blocks = max((size - held) // BLOCK_BYTES, 1)
-            stop = min(at + blocks * BLOCK_BYTES, tensor.bytes)
+            stop = min(at + blocks * BLOCK_BYTES, length)
             spans.append(Span(index, at, stop))
             held += stop - at
             at = stop
@@ -71,38 +71,69 @@ def cut(tensors: Sequence[TensorEntry]) -> tuple[Chunk, ...]:
     return tuple(made)
 
 
-class Block(NamedTuple):
-    """One block in the receiver's segment: bytes [start, stop), whose digest has to be `digest`."""
+class Piece(NamedTuple):
+    """Bytes [start, stop) of the receiver's segment that belong to one tensor, from the edge of a block on; `digests`
+    has DIGEST_BYTES for each block of them."""
 
     tensor: int
     start: int
     stop: int
-    digest: bytes
+    digests: bytes
 
 
 class Step(NamedTuple):
-    """What is filled at once, then proven: [start, stop) of the receiver's segment, and the blocks in it.
+    """What is filled at once, then proven: [start, stop) of the receiver's segment, and the pieces in it.
 
-    What lies in it and in no block is padding on both sides, and nobody's.
+    What lies in it and in no piece is padding on both sides, and nobody's.
     """
 
     start: int
     stop: int
-    blocks: tuple[Block, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Bytes that lie together on both sides: `bytes` from `there` on in the holder's segment, filled by `steps`."""
-
-    there: int
-    bytes: int
-    steps: tuple[Step, ...]
+    pieces: Sequence[Piece]
 
     @property
-    def here(self) -> int:
-        """Where it begins in the receiver's segment."""
-        return self.steps[0].start
+    def parts(self) -> list[tuple[int, int]]:
+        """The pieces' edges, counted from `start`."""
+        return [(piece.start - self.start, piece.stop - self.start) for piece in self.pieces]
+
+    @property
+    def digests(self) -> bytes:
+        """Of all blocks of all pieces, in order."""
+        return b"".join([piece.digests for piece in self.pieces])
+
+    def odd(self, found: bytes) -> Iterator[tuple[int, bytes, bytes]]:
+        """Of each block that has another digest in `found`: its tensor, the digest it should have, the one it has."""
+        at = 0
+        for piece in self.pieces:
+            for place in range(0, len(piece.digests), DIGEST_BYTES):
+                expected, got = piece.digests[place : place + DIGEST_BYTES], found[at : at + DIGEST_BYTES]
+                if expected != got:
+                    yield piece.tensor, expected, got
+                at += DIGEST_BYTES
+
+
+class Run(NamedTuple):
+    """Bytes that lie together on both sides: from `there` on in the holder's segment, and `whole` of the receiver's."""
+
+    there: int
+    whole: Step
+
+    @property
+    def bytes(self) -> int:
+        return self.whole.stop - self.whole.start
+
+    def steps(self) -> Iterator[Step]:
+        """The same in steps of at most a block, or one block and what pads it."""
+        start, held = self.whole.start, list[Piece]()
+        for piece in self.whole.pieces:
+            for n, at in enumerate(range(piece.start, piece.stop, BLOCK_BYTES)):
+                stop = min(at + BLOCK_BYTES, piece.stop)
+                if held and stop - start > BLOCK_BYTES:
+                    # A step ends where the next begins, so that padding between them is filled too.
+                    yield Step(start, at, held)
+                    start, held = at, []
+                held.append(Piece(piece.tensor, at, stop, piece.digests[n * DIGEST_BYTES : (n + 1) * DIGEST_BYTES]))
+        yield Step(start, self.whole.stop, held)
 
 
 class Places:
@@ -124,50 +155,36 @@ class Places:
     def runs(self, chunks: Iterable[Chunk]) -> list[Run]:
         """The bytes of consecutive `chunks` in as few runs as both sides' places allow."""
         found: list[Run] = []
-        there, blocks = 0, list[Block]()
-        last: Span | None = None
+        held: list[Span] = []
         for span in (s for c in chunks for s in c.spans):
-            if blocks and not (last and self._goes_on(last, span)):
-                found.append(_run(there, blocks))
-                blocks = []
-            if not blocks:
-                there = self._theirs[span.tensor].offset + span.start
-            blocks.extend(self._blocks(span))
-            last = span
-        if blocks:
-            found.append(_run(there, blocks))
+            if held and held[-1].tensor == span.tensor and held[-1].stop == span.start:
+                held[-1] = Span(span.tensor, held[-1].start, span.stop)
+                continue
+            if held and not self._goes_on(held[-1], span):
+                found.append(self._run(held))
+                held = []
+            held.append(span)
+        if held:
+            found.append(self._run(held))
         return found
 
     def _goes_on(self, last: Span, span: Span) -> bool:
-        if span.tensor == last.tensor:
-            return span.start == last.stop
         whole = last.stop == self._theirs[last.tensor].bytes and span.start == 0
         return whole and span.tensor == last.tensor + 1 and self._joined[span.tensor]
 
-    def _blocks(self, span: Span) -> Iterator[Block]:
-        digests, here = self._theirs[span.tensor].blocks, self._here[span.tensor]
-        for at in range(span.start, span.stop, BLOCK_BYTES):
-            place = at // BLOCK_BYTES * DIGEST_BYTES
-            yield Block(
-                span.tensor, here + at, here + min(at + BLOCK_BYTES, span.stop), digests[place : place + DIGEST_BYTES]
-            )
+    def _run(self, spans: Sequence[Span]) -> Run:
+        pieces = [self._piece(*span) for span in spans]
+        there = self._theirs[spans[0].tensor].offset + spans[0].start
+        return Run(there, Step(pieces[0].start, pieces[-1].stop, pieces))
+
+    def _piece(self, tensor: int, start: int, stop: int) -> Piece:
+        first, last = start // BLOCK_BYTES, -(-stop // BLOCK_BYTES)
+        digests = self._theirs[tensor].blocks[first * DIGEST_BYTES : last * DIGEST_BYTES]
+        here = self._here[tensor]
+        return Piece(tensor, here + start, here + stop, digests)
 
 
 def _followers(offsets: Sequence[int]) -> dict[int, int]:
     """Which tensor lies next after which."""
     order = sorted(range(len(offsets)), key=offsets.__getitem__)
     return dict(pairwise(order))
-
-
-def _run(there: int, blocks: Sequence[Block]) -> Run:
-    steps: list[Step] = []
-    batch: list[Block] = []
-    start = blocks[0].start
-    for block in blocks:
-        if batch and block.stop - start > BLOCK_BYTES:
-            # A step ends where the next begins, so that padding between them is filled too.
-            steps.append(Step(start, block.start, tuple(batch)))
-            start, batch = block.start, []
-        batch.append(block)
-    steps.append(Step(start, blocks[-1].stop, tuple(batch)))
-    return Run(there, blocks[-1].stop - blocks[0].start, tuple(steps))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from relight.core.clock import Clock
 from relight.core.errors import LocalFault, ModelDirty, RemoteFault, TransferError
@@ -23,10 +24,15 @@ from relight.transfer.plan import shares
 from relight.transfer.request import Holder, Options, Progress, Received, Wanted
 from relight.transfer.segment import Segment, spans
 from relight.transfer.stream import Stream
-from relight.transfer.verify import block_digest
+from relight.transfer.verify import blocks_of
 
 PAGES_BYTES = 16 << 20
 """Pages are brought back in steps of this, so that a refill that failed elsewhere stops soon."""
+
+
+# Where a tensor lies is each side's own affair; what it is must be the same.
+_ALIKE = ("dtype", "shape", "stride", "bytes", "aliases")
+_described = attrgetter(*_ALIKE)
 
 
 def check_source(theirs: WeightManifest, wanted: Wanted, source: str) -> None:
@@ -43,11 +49,9 @@ def check_source(theirs: WeightManifest, wanted: Wanted, source: str) -> None:
         raise RemoteFault(f"{source} has another layout: tensor {odd[0]} exists on one side only")
     for their in theirs.tensors:
         ours = wanted.tensors[their.name]
-        # Where a tensor lies is each side's own affair; what it is must be the same.
-        for what in ("dtype", "shape", "stride", "bytes", "aliases"):
-            a, b = getattr(ours, what), getattr(their, what)
-            if a != b:
-                raise RemoteFault(f"{source} has another layout: {their.name}.{what}: {a!r} here, {b!r} there")
+        if _described(ours) != _described(their):
+            what, a, b = next(x for x in zip(_ALIKE, _described(ours), _described(their), strict=True) if x[1] != x[2])
+            raise RemoteFault(f"{source} has another layout: {their.name}.{what}: {a!r} here, {b!r} there")
 
 
 def refill(
@@ -134,16 +138,18 @@ class Refill:
         if all(h.reserve for h in self._holders):
             self.needed.set()
         self.options.cancel.on(lambda: self.fail(LocalFault("the refill was cancelled")))
-        threads = [
-            threading.Thread(target=self._bring_pages, args=share, name=f"relight-pages-{n}")
-            for n, share in enumerate(shares(self.segment.bytes, self._streams))
-        ]
+        threads = []
         for holder in self._holders:
             joined = threading.Event()
             for n in range(holder.connections):
                 stream = Stream(self, holder, n == 0, joined)
                 self._running.append(stream)
                 threads.append(threading.Thread(target=stream.run, name=f"relight-pull-{holder.name}-{n}"))
+        # After those that connect: they wait for the holders' answers while pages come.
+        threads += [
+            threading.Thread(target=self._bring_pages, args=share, name=f"relight-pages-{n}")
+            for n, share in enumerate(shares(self.segment.bytes, self._streams))
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -215,7 +221,8 @@ class Refill:
             agreed = self.agreed
             if agreed is None:
                 agreed = self.agreed = self._agree(manifest)
-        for ours, theirs in zip(agreed.manifest.tensors, manifest.tensors, strict=True):
+        same = manifest is agreed.manifest
+        for ours, theirs in zip(agreed.manifest.tensors, manifest.tensors, strict=True) if not same else ():
             if (ours.name, ours.blocks) != (theirs.name, theirs.blocks):
                 raise RemoteFault(f"{holder.name} holds other content: {theirs.name} differs from what others hold")
         agreed.described[holder.name] = manifest
@@ -243,8 +250,8 @@ class Refill:
         if self.options.look_first:
             places = Places(manifest.tensors, self.wanted.tensors)
             for chunk in chunks:
-                blocks = [block for run in places.runs([chunk]) for step in run.steps for block in step.blocks]
-                if all(block_digest(self.segment.view[b.start : b.stop]) == b.digest for b in blocks):
+                pieces = [piece for run in places.runs([chunk]) for piece in run.whole.pieces]
+                if all(blocks_of(self.segment.view[p.start : p.stop]) == p.digests for p in pieces):
                     found.add(chunk.number)
         return found
 

@@ -1,6 +1,7 @@
 """One connection of a refill: it asks a holder ahead, brings what the board gives it, and proves each block.
 
-A step of at most a block is filled, then hashed at once, while both sides of it are in the processor's cache.
+What this process can reach at the holder's is copied and hashed in one pass over memory (transfer/onepass.py). Else a
+step of at most a block is filled, then hashed at once, while it is in the processor's cache.
 """
 
 from __future__ import annotations
@@ -14,17 +15,20 @@ from typing import TYPE_CHECKING
 from relight.core.errors import LocalFault, RemoteFault
 from relight.core.failpoints import hit
 from relight.transfer.board import Bitmap
-from relight.transfer.chunks import Block, Chunk, Places, Run
+from relight.transfer.chunks import Chunk, Places, Run, Step
+from relight.transfer.onepass import copied
 from relight.transfer.request import Holder
 from relight.transfer.source import RELAY_SECONDS
 from relight.transfer.transports.base import READ_BYTES, Missing, Question, Reader
-from relight.transfer.verify import block_digest
+from relight.transfer.verify import blocks_of
 
 if TYPE_CHECKING:
     from relight.transfer.session import Agreed, Refill
 
 ASKED_AHEAD = 2
 """Reads asked for before their turn, so that the source never waits for the next question."""
+LENT_LEAST, LENT_MOST = 8 << 20, 2 * READ_BYTES
+"""What is lent costs little to ask for, and each turn costs the interpreter: from a millisecond's copying on."""
 SLACK = 8.0
 """A holder may take so many times as long for a chunk as the fastest one would, before another is asked for it."""
 LEAST_PATIENCE = 0.5
@@ -117,10 +121,12 @@ class Stream:
         places = Places(agreed.described[self.holder.name].tensors, self.refill.wanted.tensors)
         known = Bitmap(len(agreed.chunks)) if self.holder.partial else None
         heard = self.refill.clock.monotonic()
+        # What is lent is there as soon as it is permitted: nothing is gained by asking for more before.
+        ahead, least, most = (1, LENT_LEAST, LENT_MOST) if reader.lends else (ASKED_AHEAD, 0, READ_BYTES)
         while not self.refill.gone(self.holder):
-            while len(self._asked) < ASKED_AHEAD:
+            while len(self._asked) < ahead:
                 patience = 0.0 if self._asked else WATCH_SECONDS
-                numbers = agreed.board.take(self.holder.name, READ_BYTES, known, wait_seconds=patience)
+                numbers = agreed.board.take(self.holder.name, most, known, least_bytes=least, wait_seconds=patience)
                 if not numbers:
                     break
                 self._ask(reader, places, [agreed.chunks[n] for n in numbers])
@@ -146,7 +152,7 @@ class Stream:
         batch = _Batch(chunks, places.runs(chunks))
         self._asked.append(batch)
         for run in batch.runs:
-            here = self.refill.segment.view[run.here : run.here + run.bytes]
+            here = self.refill.segment.view[run.whole.start : run.whole.stop]
             reader.ask(Question(chunks[0].number, len(chunks), run.there, run.bytes), here)
 
     def _bring(self, reader: Reader) -> None:
@@ -169,21 +175,24 @@ class Stream:
             refill.returned(batch.chunks)
 
     def _bring_run(self, reader: Reader, run: Run) -> bool:
-        """Step by step, so that what is hashed is still in the cache; False when the refill failed meanwhile."""
+        """False when the refill failed meanwhile."""
         refill, view, monotonic = self.refill, self.refill.segment.view, self.refill.clock.monotonic
         pulled = verified = 0.0
         begun = monotonic()
         try:
-            for start, stop, blocks in run.steps:
+            for step in (run.whole,) if reader.lends else run.steps():
                 if refill.failure is not None:
                     return False
-                reader.fill(stop - start)
-                hit("transfer.receive", view[start:stop])
+                here, found = view[step.start : step.stop], b""
+                if (lent := reader.fill(len(here))) is not None:
+                    found = copied(here, lent, step.parts)
+                altered = hit("transfer.receive", here)
                 arrived = monotonic()
                 pulled += arrived - begun
-                for block in blocks:
-                    if (got := block_digest(view[block.start : block.stop])) != block.digest:
-                        self._differs(block, got)
+                if lent is None or altered:
+                    found = b"".join([blocks_of(here[start:stop]) for start, stop in step.parts])
+                if found != step.digests:
+                    self._differs(step, found)
                 begun = monotonic()
                 verified += begun - arrived
         finally:
@@ -208,9 +217,10 @@ class Stream:
         if self._reader is not None:
             self._reader.abort()
 
-    def _differs(self, block: Block, got: bytes) -> None:
+    def _differs(self, step: Step, found: bytes) -> None:
         agreed = self.refill.agreed
-        name = agreed.manifest.tensors[block.tensor].name if agreed else str(block.tensor)
+        tensor, expected, got = next(step.odd(found))
+        name = agreed.manifest.tensors[tensor].name if agreed else str(tensor)
         raise RemoteFault(
-            f"tensor {name} from {self.holder.name}: digest {got.hex()}, the manifest says {block.digest.hex()}"
+            f"tensor {name} from {self.holder.name}: digest {got.hex()}, the manifest says {expected.hex()}"
         )

@@ -68,18 +68,20 @@ def test_runs_bring_every_byte_of_a_chunk_to_its_place_and_nothing_over_another_
         written: list[tuple[int, int]] = []
         proven: dict[str, int] = {}
         for run in places.runs(some):
-            assert run.bytes == sum(stop - start for start, stop, _ in run.steps)
-            shift = run.there - run.here
-            for start, stop, blocks in run.steps:
+            steps = list(run.steps())
+            assert run.bytes == sum(step.stop - step.start for step in steps)
+            assert b"".join(step.digests for step in steps) == run.whole.digests
+            shift = run.there - run.whole.start
+            for start, stop, pieces in steps:
                 written.append((start, stop))
-                for block in blocks:
-                    tensor, mine = theirs[block.tensor], ours[theirs[block.tensor].name]
-                    at = block.start - mine.offset
-                    assert start <= block.start < block.stop <= stop
-                    assert block.start + shift == tensor.offset + at
+                for piece in pieces:
+                    tensor, mine = theirs[piece.tensor], ours[theirs[piece.tensor].name]
+                    at = piece.start - mine.offset
+                    assert start <= piece.start < piece.stop <= stop
+                    assert piece.start + shift == tensor.offset + at
                     place = at // BLOCK_BYTES * DIGEST_BYTES
-                    assert block.digest == tensor.blocks[place : place + DIGEST_BYTES]
-                    proven[tensor.name] = proven.get(tensor.name, 0) + block.stop - block.start
+                    assert piece.digests == tensor.blocks[place : place + DIGEST_BYTES]
+                    proven[tensor.name] = proven.get(tensor.name, 0) + piece.stop - piece.start
         assert sum(proven.values()) == sum(c.bytes for c in some)
         names = {theirs[s.tensor].name for c in some for s in c.spans}
         for tensor in ours.values():

@@ -16,8 +16,8 @@ from relight.transfer.manifest import WeightManifest
 from relight.transfer.source import Source
 
 READ_BYTES = 32 << 20
-"""Largest single read: the unit in which grant, pin and generation are checked at the source. Each costs the source's
-interpreter a few turns, which a serving engine may keep for milliseconds."""
+"""Largest single read that is brought: the unit in which grant, pin and generation are checked at the source. Each
+costs the source's interpreter a few turns, which a serving engine may keep for milliseconds."""
 
 
 class Question(NamedTuple):
@@ -52,6 +52,8 @@ class Reader(Protocol):
 
     source: str
     """Who is read, for reasons and logs."""
+    lends: bool
+    """Whether `fill` hands over the source's own bytes, which this process can reach, instead of bringing them."""
 
     def describe(self) -> WeightManifest:
         """The source's manifest, parsed and bounded. A source that receives itself has none before it knows what it
@@ -66,15 +68,19 @@ class Reader(Protocol):
         ...
 
     def ask(self, question: Question, into: memoryview) -> None:
-        """Asks for at most READ_BYTES, to be put into `into`; answers come in the order of the questions.
+        """Asks for bytes, to be put into `into`: at most READ_BYTES, unless it lends. Answers come in the questions'
+        order.
 
         The source checks grant, pin and generation for each. Nothing else may touch `into` until `fill` said that it is
         there. Raises RemoteFault when the source is gone.
         """
         ...
 
-    def fill(self, count: int) -> None:
-        """Returns when the next `count` bytes of what was asked are in place; never across the edge of a question.
+    def fill(self, count: int) -> memoryview | None:
+        """Returns None when the next `count` bytes of what was asked are in place; never across the edge of a question.
+
+        A reader that `lends` returns them where they lie, to be copied by the caller before the next call: who
+        copies can digest in the same pass.
 
         Raises Missing for all of a question whose chunks have not arrived there, and RemoteFault when the source
         refused, stalls past the deadline, or is gone.

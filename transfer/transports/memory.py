@@ -7,13 +7,14 @@ from collections import deque
 from relight.core.errors import RelightError, RemoteFault
 from relight.transfer.board import Bitmap
 from relight.transfer.manifest import WeightManifest, parse
-from relight.transfer.segment import copy
 from relight.transfer.source import NotYet, Pin, Source
 from relight.transfer.transports.base import Missing, Question
 
 
 class MemoryReader:
     """Reads a Source of the same process."""
+
+    lends = True
 
     def __init__(self, source: Source, grant: str) -> None:
         """Raises RemoteFault when the source does not admit the bearer of `grant`."""
@@ -42,7 +43,7 @@ class MemoryReader:
     def ask(self, question: Question, into: memoryview) -> None:
         self._asked.append((question, into))
 
-    def fill(self, count: int) -> None:
+    def fill(self, count: int) -> memoryview:
         if not self._into:
             asked, into = self._asked.popleft()
             try:
@@ -52,9 +53,10 @@ class MemoryReader:
             except RelightError as error:
                 raise RemoteFault(f"{self.source} refused a read: {error}") from error
             self._at, self._into = asked.offset, into
-        copy(self._into[:count], self._source.segment.view[self._at : self._at + count])
+        lent = self._source.segment.view[self._at : self._at + count]
         self._at += count
         self._into = self._into[count:]
+        return lent
 
     def finish(self) -> None:
         try:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from relight.core.errors import InvalidInput, LocalFault, RemoteFault
 from relight.transfer.manifest import WeightManifest
-from relight.transfer.segment import MappedPeer, copy
+from relight.transfer.segment import MappedPeer
 from relight.transfer.source import Source
 from relight.transfer.transports import wire
 
@@ -96,7 +96,9 @@ class Pages:
 
 
 class ShmReader(wire.SocketReader):
-    """Reads a source's pages through a mapping. `deadline` bounds each wait, in seconds."""
+    """Lends a source's pages through a mapping. `deadline` bounds each wait, in seconds."""
+
+    lends = True
 
     def __init__(self, address: str, grant: str, source: str, deadline: float, pages: Pages | None = None) -> None:
         """Readers of one source may share its `pages`."""
@@ -134,10 +136,10 @@ class ShmReader(wire.SocketReader):
             raise RemoteFault(f"{self.source}: its segment is shorter than its manifest says")
         return manifest
 
-    def take(self, offset: int, into: memoryview) -> None:
+    def take(self, offset: int, into: memoryview) -> memoryview:
         if self._peer is None or offset + len(into) > self._peer.bytes:
             raise RemoteFault(f"{self.source}: its segment ends before {offset + len(into)}")
-        copy(into, self._peer.view[offset : offset + len(into)])
+        return self._peer.view[offset : offset + len(into)]
 
     def close(self) -> None:
         super().close()

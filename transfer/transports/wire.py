@@ -213,6 +213,8 @@ class Acceptor:
 class ControlReader:
     """The receiver's half of the protocol over a connected socket; subclasses bring the bytes."""
 
+    lends = False
+
     def __init__(self, sock: socket.socket, source: str) -> None:
         """`sock` is connected; its timeout bounds every single wait."""
         self.source = source
@@ -301,18 +303,19 @@ class SocketReader(ControlReader, ABC):
         self._send(READ, question)
         self._asked.append((question.offset, into))
 
-    def fill(self, count: int) -> None:
+    def fill(self, count: int) -> memoryview | None:
         if not self._into:
             at, into = self._asked.popleft()
             self.status("refused a read")
             self._at, self._into = at, into
-        self.take(self._at, self._into[:count])
+        lent = self.take(self._at, self._into[:count])
         self._at += count
         self._into = self._into[count:]
+        return lent
 
     @abstractmethod
-    def take(self, offset: int, into: memoryview) -> None:
-        """Brings the permitted bytes from `offset` on into place."""
+    def take(self, offset: int, into: memoryview) -> memoryview | None:
+        """Brings the permitted bytes from `offset` on into place, or lends them."""
 
 
 def connected(sock: socket.socket, address: object, deadline: float, source: str) -> socket.socket:

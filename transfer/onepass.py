@@ -1,0 +1,52 @@
+"""Copying what this process can reach, and digesting it in the same pass over memory (`_onepass.c`).
+
+Where the processor or the build has no such pass it is done in two: copied, then hashed while it is in the cache.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from relight.transfer.segment import copy, spans
+from relight.transfer.verify import BLOCK_BYTES, block_digest
+
+try:
+    from relight.transfer._onepass import WIDEST
+    from relight.transfer._onepass import copy as copy_and_digest
+except ImportError:  # built without a compiler
+    WIDEST = 0
+
+WIDTH: int = WIDEST
+"""Bits of the registers that the one pass uses here: 512, 256, or 0 where there is none."""
+SHORT = 240
+"""Bytes up to which XXH3 is another function: such blocks are hashed by themselves."""
+
+
+def copied(into: memoryview, source: memoryview, parts: Sequence[tuple[int, int]], width: int = WIDTH) -> bytes:
+    """Copies bytes [start, stop) for each of `parts`; returns the digests of their blocks, as `blocks_of` does.
+
+    Both buffers have one length; edges count from their begin. In one pass what is hashed is what is stored: a source
+    that changes meanwhile changes both. Nothing between parts is touched. Raises ValueError for a part outside the
+    buffers or a `width` that the processor lacks, and has copied nothing then.
+    """
+    if len(into) != len(source) or not all(0 <= start < stop <= len(into) for start, stop in parts):
+        raise ValueError("expected two buffers of one length and parts within them")
+    if not width or any(0 < (stop - start) % BLOCK_BYTES <= SHORT for start, stop in parts):
+        return b"".join([_copied(into[start:stop], source[start:stop], width) for start, stop in parts])
+    return _passed(into, source, parts, width)
+
+
+def _copied(into: memoryview, source: memoryview, width: int) -> bytes:
+    if width and not 0 < len(into) % BLOCK_BYTES <= SHORT:
+        return _passed(into, source, [(0, len(into))], width)
+    found = []
+    for start, stop in spans(0, len(into), BLOCK_BYTES):
+        copy(into[start:stop], source[start:stop])
+        found.append(block_digest(into[start:stop]))
+    return b"".join(found)
+
+
+def _passed(into: memoryview, source: memoryview, parts: Sequence[tuple[int, int]], width: int) -> bytes:
+    edges = array("Q", [edge for part in parts for edge in part])
+    return copy_and_digest(into, source, edges, BLOCK_BYTES, width)
