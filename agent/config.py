@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -39,6 +39,8 @@ class AgentConfig(Attached):
     """Behave as if no other slot were on this host."""
     data_tls: bool = False
     """Weights travel between hosts over TLS alone, under `tls`."""
+    rdma: Literal["auto", "off"] | tuple[Annotated[str, Field(min_length=1, max_length=63)], ...] = "auto"
+    """Cards that weights are read and served by between hosts: all that the kernel shows, none, or these."""
     source_rate: Annotated[int, Field(ge=1)] | None = None
     """Bytes per second that receivers together may read from one engine; without it, all that goes."""
     devices: Annotated[tuple[CpuDevice, ...], Field(min_length=1)]
@@ -77,6 +79,12 @@ class AgentConfig(Attached):
     def socket(self) -> Path:
         """Where the supervisor listens."""
         return self.supervisor_socket or self.state_dir / "s" / "supervisor.sock"
+
+    def cards(self) -> tuple[str, ...] | None:
+        """Names of RDMA cards; None for all that there are."""
+        if isinstance(self.rdma, tuple):
+            return self.rdma
+        return None if self.rdma == "auto" else ()
 
     def device_list(self) -> tuple[Device, ...]:
         """The devices as the backend takes them."""

@@ -20,6 +20,7 @@ from relight.agent.journal import Journal
 from relight.agent.ledger import Ledger
 from relight.agent.link import SupervisorLink
 from relight.agent.logs import LogsServicer
+from relight.agent.rails import Rails, look
 from relight.agent.stages.common import Tools
 from relight.agent.supervisor.client import Exit
 from relight.agent.transitions import SETTLE, Transitions
@@ -65,6 +66,7 @@ class Agent:
         )
         self._fleet = fleet_stream(config.controller(), clock, self._report, self._accept)
         self._devices: tuple[DeviceReport, ...] = ()
+        self._rails = Rails(False)
         self._remeasure = asyncio.Event()
         self._transitions: Transitions | None = None
         self._me = _Identity(new_id("a"), "", "", {})
@@ -77,9 +79,10 @@ class Agent:
         running = await self._link.open()
         ledger = Ledger(self._backend, self._link.owner)
         own = self._config
+        self._rails = await asyncio.to_thread(self._look_at_rails)
         tools = Tools(
             self._clock, self._drivers, self._link, ledger, own.bind_host, own.force_tcp, own.weights_tls(),
-            own.source_rate,
+            own.source_rate, lambda: self._rails.cards,
         )  # fmt: skip
         parents = {d.id: d.parent for d in self._backend.enumerate()}
         transitions = Transitions(tools, self._journal, self._config.state_dir, parents, self._changed)
@@ -102,6 +105,11 @@ class Agent:
             await server.stop(0)
             await self._link.close()
             self._journal.close()
+
+    def _look_at_rails(self) -> Rails:
+        # What a card moves is not encrypted: where that is asked for, nobody expects RDMA.
+        names = () if self._config.data_tls else self._config.cards()
+        return look(names, max(d.memory_bytes for d in self._config.devices))
 
     def _versions(self) -> dict[str, str]:
         found = {name: driver.version() for name, driver in self._drivers.items()}
@@ -151,6 +159,7 @@ class Agent:
             host=platform.node(),
             agent_address=self._me.address,
             force_tcp=self._config.force_tcp,
+            transports=self._rails.transports,
             engines=self._me.engines,
             devices=self._devices,
             instances=transitions.reports() if transitions else (),
@@ -177,8 +186,9 @@ class Agent:
                 continue
             self._remeasure.clear()
             devices = await asyncio.to_thread(ledger.measure, transitions.claims())
-            if _differs(devices, self._devices):
-                self._devices = devices
+            rails = await asyncio.to_thread(self._look_at_rails)
+            if _differs(devices, self._devices) or rails != self._rails:
+                self._devices, self._rails = devices, rails
                 self._fleet.changed()
 
 

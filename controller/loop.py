@@ -179,6 +179,9 @@ class Reconciler:
             await self._catalog.commit(writes, fence=self._lease)
         for timeline in started:
             self._hooks.started(timeline)
+            for rung in timeline.rungs:
+                if rung.ok and rung.instead_of:
+                    log.warning("path.slow", model=timeline.model, taken=rung.kind, instead_of=rung.instead_of)
         for operation in over:
             log.info("operation.ended", operation=operation.id, state=operation.state, reason=operation.reason)
         if over:

@@ -41,6 +41,12 @@ class Metrics:
             buckets=_START_BUCKETS,
             registry=self.registry,
         )
+        self._slow = Counter(
+            "relight_slow_path_total",
+            "Wakes whose weights came by a slower path than was expected",
+            ["model", "taken", "expected"],
+            registry=self.registry,
+        )
         self._accounted = Gauge(
             "relight_start_accounted_ratio",
             "Share of the last start's wall time that lies in named phases",
@@ -88,6 +94,9 @@ class Metrics:
         self._starts.labels(timeline.model, timeline.mode, timeline.way, outcome).observe(timeline.seconds)
         for phase in timeline.phases:
             self._phases.labels(timeline.mode, phase.name).observe(max(0.0, phase.end - phase.start))
+        for rung in timeline.rungs:
+            if rung.ok and rung.instead_of:
+                self._slow.labels(timeline.model, rung.kind, rung.instead_of.partition(":")[0]).inc()
         share = coverage(timeline.phases, timeline.begun_at, timeline.ended_at)
         self._accounted.labels(timeline.model).set(share)
 

@@ -17,6 +17,7 @@ from enum import StrEnum
 from relight.core.clock import Clock
 from relight.core.errors import Conflict, InvalidInput, LocalFault, ModelDirty, RemoteFault, TransferError
 from relight.core.records import Phase, RungKind, SourceRef
+from relight.plugin.doors import Doors
 from relight.plugin.settings import Settings
 from relight.transfer import grants
 from relight.transfer.breaker import Breaker
@@ -26,13 +27,9 @@ from relight.transfer.request import Cancel, Holder, Kept, OnProgress, Options, 
 from relight.transfer.segment import Segment, copy
 from relight.transfer.session import refill
 from relight.transfer.source import Source
-from relight.transfer.transports.base import Connect, Listener
+from relight.transfer.transports.base import Connect
 from relight.transfer.transports.memory import MemoryReader
-from relight.transfer.transports.shm import Pages, ShmListener, ShmReader
-from relight.transfer.transports.tcp import TcpListener, TcpReader
 
-READ_DEADLINE = 5.0
-"""Seconds that one wait for a source may last before the source counts as gone."""
 HOST_COPY_GRANT_SECONDS = 3600.0
 
 
@@ -90,14 +87,13 @@ class Residency:
     def __init__(self, settings: Settings, rank: int, memory: ModelMemory, clock: Clock) -> None:
         """`settings` name the instance, its revision and where it listens; `rank` tells its sockets apart."""
         self._memory, self._instance, self._streams, self._clock = memory, settings.instance, settings.streams, clock
-        self._socket, self._bind_host, self._tls = settings.source_socket(rank), settings.bind_host, settings.tls
+        self._doors = Doors(settings, rank, memory.segment)
         self._lock = threading.Lock()
         self.state = Residence.AWAKE
         self.level = 0
         self._host_copy: Source | None = None
         self._kept, self._cancel, self._breaker = Kept(), Cancel(), Breaker(clock)
-        self._listeners: tuple[Listener, ...] = ()
-        self._addresses: dict[str, str] = {}
+        self._served: tuple[dict[str, str], dict[str, str]] | None = None
         self._revision = settings.revision
         manifest = memory.describe(self._revision)
         self.source = Source(
@@ -114,7 +110,7 @@ class Residency:
         self._known[self._revision] = self.source.manifest
 
     def open_source(self, key: str) -> dict[str, object]:
-        """Serves readers under a new generation; returns it with the addresses by transport.
+        """Serves readers under a new generation; returns it with the addresses by transport, and why one is closed.
 
         Grants of earlier generations are void from here on. Raises Conflict unless awake.
         """
@@ -123,18 +119,17 @@ class Residency:
                 raise Conflict(f"a member that is {self.state} cannot be a source")
             generation = self.source.manifest.generation + 1
             self.source.open(generation, key)
-            if not self._listeners:
-                self._listeners = (ShmListener(self._socket), TcpListener(self._bind_host, tls=self._tls))
-                self._addresses = {each.kind: each.register(self.source) for each in self._listeners}
-            return {"generation": generation, **self._addresses}
+            if self._served is None:
+                self._served = self._doors.open(self.source)
+            addresses, closed = self._served
+            return {"generation": generation, "addresses": addresses, "closed": closed}
 
     def close_source(self, deadline_seconds: float) -> int:
         """Drains readers and stops serving; returns how many were cut."""
         cut = self.source.close(deadline_seconds)
         with self._lock:
-            for each in self._listeners:
-                each.release()
-            self._listeners = ()
+            self._doors.close()
+            self._served = None
         return cut
 
     # ------------------------------------------------------------------ sleep
@@ -197,24 +192,7 @@ class Residency:
     def _holders(self, order: Order) -> list[Holder]:
         if order.kind is RungKind.HOST_COPY:
             return [Holder("own host copy", self._own_copy(), connections=self._streams)]
-        if not order.sources:
-            raise LocalFault(f"the rung {order.kind} came without a source")
-        # Two sources on one host share its memory's bandwidth: the second is there for when the first dies.
-        aside = order.kind is RungKind.PEER_SHM
-        each = max(self._streams // (1 if aside else len(order.sources)), 1)
-        return [
-            Holder(
-                peer.instance, self._connector(order.kind, peer), connections=each, reserve=aside and n > 0,
-                manifest_digest=peer.manifest_digest,
-            )
-            for n, peer in enumerate(order.sources)
-        ]  # fmt: skip
-
-    def _connector(self, kind: RungKind, peer: SourceRef) -> Connect:
-        if kind is RungKind.PEER_SHM:
-            pages = Pages()
-            return lambda: ShmReader(peer.address, peer.grant, peer.instance, READ_DEADLINE, pages)
-        return lambda: TcpReader(peer.address, peer.grant, peer.instance, READ_DEADLINE, self._tls)
+        return self._doors.holders(order.kind, order.sources, self._streams)
 
     def _own_copy(self) -> Connect:
         host = self._host_copy

@@ -15,7 +15,16 @@ BIND_HOST = "RELIGHT_BIND_HOST"
 REVISION = "RELIGHT_CONTENT_REVISION"
 STREAMS = "RELIGHT_STREAMS"
 RATE = "RELIGHT_SOURCE_RATE"
+RDMA = "RELIGHT_RDMA"
 TLS = ("RELIGHT_TLS_CERTIFICATE", "RELIGHT_TLS_PRIVATE_KEY", "RELIGHT_TLS_AUTHORITY")
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """An RDMA card of this host, and the address of its own that sources listen at."""
+
+    name: str
+    host: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +33,7 @@ class Settings:
 
     `revision` names the content that the engine loads at start; `streams` is how many streams a refill uses. With `tls`
     weights travel between hosts over TLS alone. `source_rate` bounds the bytes per second that receivers together read.
+    `cards` are the host's, for all ranks.
     """
 
     instance: str
@@ -33,6 +43,13 @@ class Settings:
     streams: int
     tls: TlsFiles | None = None
     source_rate: int | None = None
+    cards: tuple[Card, ...] = ()
+
+    def cards_of(self, rank: int, ranks: int) -> tuple[Card, ...]:
+        """The cards that one of `ranks` members uses: all of them when it is the only one, else the one in its turn."""
+        if ranks <= 1 or not self.cards:
+            return self.cards
+        return (self.cards[rank % len(self.cards)],)
 
     def control_socket(self, rank: int) -> Path:
         """Where the member of this rank takes the agent's calls."""
@@ -56,6 +73,9 @@ def read(environ: Mapping[str, str]) -> Settings:
     rate = environ.get(RATE, "")
     if rate and (not rate.isdigit() or not int(rate)):
         wrong.append(FieldError(RATE, "bytes per second, at least 1", rate))
+    cards = [Card(*part.split("@", 1)) for part in environ.get(RDMA, "").split(",") if "@" in part]
+    if len(cards) != len([part for part in environ.get(RDMA, "").split(",") if part]):
+        wrong.append(FieldError(RDMA, "cards as name@address, with ',' between them", environ[RDMA]))
     files = [environ.get(name, "") for name in TLS]
     if any(files) and not all(files):
         wrong += [FieldError(n, "set with the others", "nothing") for n, f in zip(TLS, files, strict=True) if not f]
@@ -64,4 +84,5 @@ def read(environ: Mapping[str, str]) -> Settings:
     return Settings(
         environ[INSTANCE], Path(environ[DIRECTORY]), environ[BIND_HOST], environ.get(REVISION, ""), int(streams),
         TlsFiles(*map(Path, files)) if all(files) else None, int(rate) if rate else None,
+        tuple(cards),
     )  # fmt: skip

@@ -50,6 +50,8 @@ class MemberContext:
     """What weights travel between hosts under; None: in the clear."""
     source_rate: int | None = None
     """Bytes per second that receivers together may read from the member; None: no bound."""
+    cards: tuple[str, ...] = ()
+    """RDMA cards that the member reads and is read by, each as `name@address`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,7 +133,9 @@ class StubHandle:
         address = f"unix:{self._context.directory / 'data.sock'}"
         layout = digest({"engine": f"stub {VERSION}"})
         sizes = await self._call("resident")
-        return SourceOffer(found["generation"], content, content, layout, address, "", sizes["weight_bytes"], "k")
+        return SourceOffer(
+            found["generation"], content, content, layout, {"shm": address}, sizes["weight_bytes"], grant_key="k"
+        )
 
     async def close_source(self, deadline_seconds: float) -> None:
         await self._call("health")

@@ -147,6 +147,7 @@ class VllmDriver:
             "RELIGHT_CONTENT_REVISION": assignment.content_revision or assignment.spec.revision,
             **_tls(context.data_tls),
             **({"RELIGHT_SOURCE_RATE": str(context.source_rate)} if context.source_rate else {}),
+            **({"RELIGHT_RDMA": ",".join(context.cards)} if context.cards else {}),
         }
 
     @staticmethod

@@ -110,11 +110,17 @@ def offer(said: Sequence[Mapping[str, Any]], key: str) -> SourceOffer:
         manifest_digest=_joined(said, "manifest_digest"),
         content_digest=_together(said, "content_digest"),
         layout_digest=_together(said, "layout_digest"),
-        shm_address=_joined(said, "shm"),
-        tcp_address=_joined(said, "tcp"),
+        addresses=_addresses(said),
+        closed={k: why for s in said for k, why in s["closed"].items()},
         weight_bytes=sum(int(s["weight_bytes"]) for s in said),
         grant_key=key,
     )
+
+
+def _addresses(said: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Of the transports that all ranks serve: who reads one rank by it reads all of them."""
+    served = set.intersection(*(set(s["addresses"]) for s in said))
+    return {kind: SEPARATOR.join(str(s["addresses"][kind]) for s in said) for kind in sorted(served)}
 
 
 def _joined(said: Sequence[Mapping[str, Any]], name: str) -> str:

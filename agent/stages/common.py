@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -48,6 +48,8 @@ class Tools:
     force_tcp: bool
     data_tls: TlsFiles | None = None
     source_rate: int | None = None
+    cards: Callable[[], tuple[str, ...]] = tuple
+    """RDMA cards that may be used now, each as `name@address`."""
 
     def driver(self, member: Member) -> EngineDriver:
         """Raises InvalidInput when this slot has no such engine."""
@@ -63,7 +65,7 @@ class Tools:
         member.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         return MemberContext(
             member.assignment, member.directory, member.log_path, self.bind_host, self.force_tcp, self.data_tls,
-            self.source_rate,
+            self.source_rate, self.cards(),
         )  # fmt: skip
 
     def attach(self, member: Member) -> EngineHandle:

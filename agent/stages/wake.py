@@ -7,6 +7,7 @@ the next one is tried; after the last the memory is given back and the instance 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from relight.agent.engines.base import EngineHandle, Proof, ProofFailed, Refill
 from relight.agent.member import Member
@@ -84,7 +85,8 @@ async def _climb(member: Member, tools: Tools, handle: EngineHandle, record: Rec
     else:
         said = f"{rung.reason}; {refill.detail}; canary of {proof.tokens} tokens agrees"
         seconds = tools.clock.monotonic() - begun
-        record.rungs.append(RungResult(rung.kind, True, said, seconds, source, refill.bytes))
+        left = _left_aside(rung, record.rungs)
+        record.rungs.append(RungResult(rung.kind, True, said, seconds, source, refill.bytes, left))
         return "", False
     _log.warning("rung.failed", instance=member.instance, rung=rung.kind, reason=reason)
     if refill is not None:
@@ -94,6 +96,12 @@ async def _climb(member: Member, tools: Tools, handle: EngineHandle, record: Rec
     seconds = tools.clock.monotonic() - begun
     record.rungs.append(RungResult(rung.kind, False, reason, seconds, source, refill.bytes if refill else 0))
     return f"{rung.kind}: {reason}", again
+
+
+def _left_aside(rung: Rung, failed: Sequence[RungResult]) -> str:
+    """The faster paths to a peer that were expected instead, and what became of them."""
+    tried = [f"{r.kind}: {r.reason}" for r in failed if r.kind.transport]
+    return "; ".join([*tried, *filter(None, [rung.instead_of])])
 
 
 async def _prove(handle: EngineHandle) -> tuple[Proof, Phase, SourceOffer]:

@@ -139,6 +139,7 @@ def _show_slot(parts: Parts, slot: SlotView) -> SlotOut:
         agent=seen.report.agent if seen else "",
         agent_address=seen.report.agent_address if seen else "",
         force_tcp=slot.force_tcp,
+        transports=dict(slot.transports),
         engines=dict(slot.engines),
         devices=len(slot.devices),
         assigned_revision=stored.record.revision if stored else 0,

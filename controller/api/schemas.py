@@ -120,6 +120,7 @@ class SlotOut(BaseModel):
     agent: str
     agent_address: str
     force_tcp: bool
+    transports: dict[str, str]
     engines: dict[str, str]
     devices: int
     assigned_revision: int

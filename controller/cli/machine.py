@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -53,6 +53,8 @@ class NodeEntry(_Strict):
     devices: Annotated[tuple[DeviceEntry, ...], Field(min_length=1)]
     force_tcp: bool = False
     """Behave as if no other node were on this host: weights come over tcp."""
+    rdma: Literal["auto", "off"] | tuple[Annotated[str, Field(min_length=1, max_length=63)], ...] = "auto"
+    """RDMA cards that weights travel by between hosts: all that the kernel shows, none, or these."""
     source_rate: Size | None = None
     """Bytes per second that receivers together may read from one engine of this node; without it, all that goes."""
 

@@ -142,6 +142,7 @@ def _agent(
         "state_dir": str(home.path / "nodes" / node.name),
         "force_tcp": node.force_tcp,
         "data_tls": config.data_tls,
+        "rdma": node.rdma,
         "source_rate": node.source_rate,
         "devices": [{"id": d.id, "cores": list(d.cores), "memory_bytes": d.memory} for d in node.devices],
         "engines": {name: {"python": engine.python} for name, engine in config.engines.items()},

@@ -97,7 +97,9 @@ class Observer:
         if seen is None:
             return SlotView(name, alive, "", False, {}, ())
         report = seen.report
-        return SlotView(name, alive, report.boot_id, report.force_tcp, report.engines, report.devices)
+        return SlotView(
+            name, alive, report.boot_id, report.force_tcp, report.engines, report.devices, report.transports
+        )
 
     def _instances(self, assignments: Mapping[str, Assignment], now: float) -> Iterable[InstanceView]:
         members: dict[str, list[tuple[Assignment, InstanceAssignment]]] = {}

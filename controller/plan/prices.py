@@ -18,6 +18,7 @@ DEFAULT_WEIGHT_BYTES = 1 << 30
 # memory, ten-gigabit network and disk, because the first measurement replaces them.
 _PRIOR: Mapping[str, tuple[float, float]] = {
     RungKind.PEER_SHM: (0.15, 4e9),
+    RungKind.PEER_RDMA: (0.2, 1e10),
     RungKind.PEER_TCP: (0.2, 1e9),
     RungKind.HOST_COPY: (0.15, 4e9),
     RungKind.DISK: (0.5, 0.4e9),

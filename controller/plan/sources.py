@@ -76,11 +76,13 @@ class Sources:
                 else:
                     refused.append(f"{kind}: it sleeps at level {receiver.level}, which keeps no copy")
             else:
-                found = [r for s in fitting if (r := self._peer(kind, receiver, s))][:SOURCES_PER_RUNG]
+                reached = [(s, self._closed(kind, receiver, s)) for s in fitting]
+                found = [self._peer(kind, receiver, s) for s, why in reached if not why]
                 if found:
-                    rungs.append(_together(found))
+                    rungs.append(_together(found[:SOURCES_PER_RUNG]))
                 else:
-                    refused.append(f"{kind}: no ready source is in reach by it")
+                    whys = dict.fromkeys(why for _, why in reached)
+                    refused.append(f"{kind}: {'; '.join(whys) or 'no ready source'}")
         size = max((_offer(s.members[0]).weight_bytes for s in fitting), default=0)
         return Ladder(tuple(rungs), tuple(refused), size)
 
@@ -90,23 +92,47 @@ class Sources:
             name = rungs[0].source.instance
             self._readers[name] = self._readers.get(name, 0) + 1
 
-    def _peer(self, kind: RungKind, receiver: InstanceView, source: InstanceView) -> Rung | None:
-        if kind is RungKind.PEER_SHM and not all(
-            self._share_memory(ours.slot, theirs.slot)
-            for ours, theirs in zip(receiver.members, source.members, strict=True)
-        ):
-            return None
+    def _peer(self, kind: RungKind, receiver: InstanceView, source: InstanceView) -> Rung:
         reference = source_for(kind, source.members[0], source.instance)
-        if not reference.address:
-            return None
         where = "on the same host" if kind is RungKind.PEER_SHM else f"on slot {reference.slot}"
-        return Rung(kind, f"{source.instance} is ready {where}", reference)
+        slower = kind is RungKind.PEER_TCP and self._equipped(receiver, source)
+        left = f"{RungKind.PEER_RDMA}: {self._closed(RungKind.PEER_RDMA, receiver, source)}" if slower else ""
+        return Rung(kind, f"{source.instance} is ready {where}", reference, instead_of=left)
 
-    def _share_memory(self, ours: str, theirs: str) -> bool:
-        a, b = self._slots.get(ours), self._slots.get(theirs)
-        if a is None or b is None or a.force_tcp or b.force_tcp:
-            return False
-        return bool(a.boot_id) and a.boot_id == b.boot_id
+    def _pairs(self, receiver: InstanceView, source: InstanceView) -> list[tuple[SlotView | None, SlotView | None]]:
+        """The slots of each rank here and there."""
+        return [
+            (self._slots.get(ours.slot), self._slots.get(theirs.slot))
+            for ours, theirs in zip(receiver.members, source.members, strict=True)
+        ]
+
+    def _equipped(self, receiver: InstanceView, source: InstanceView) -> bool:
+        """Whether RDMA is what one expects between them: both ends have cards, and are not one host."""
+        name = RungKind.PEER_RDMA.transport
+        return all(
+            a is not None and b is not None and name in a.transports and name in b.transports and not _one_host(a, b)
+            for a, b in self._pairs(receiver, source)
+        )
+
+    def _closed(self, kind: RungKind, receiver: InstanceView, source: InstanceView) -> str:
+        """Why `receiver` cannot read `source` by `kind`; empty when it can."""
+        offer = _offer(source.members[0])
+        for here, there in self._pairs(receiver, source):
+            if here is None or there is None:
+                return f"{source.instance} is on a slot that is not known any more"
+            if kind is RungKind.PEER_SHM and not _one_host(here, there):
+                return f"{source.instance} is on another host"
+            if kind is RungKind.PEER_RDMA:
+                for slot in (here, there):
+                    if why := slot.transports.get(kind.transport, "no RDMA card"):
+                        return f"{slot.slot}: {why}"
+        if kind.transport not in offer.addresses:
+            return f"{source.instance}: {offer.closed.get(kind.transport, f'does not serve {kind.transport}')}"
+        return ""
+
+
+def _one_host(a: SlotView, b: SlotView) -> bool:
+    return bool(a.boot_id) and a.boot_id == b.boot_id and not a.force_tcp and not b.force_tcp
 
 
 def _together(found: Sequence[Rung]) -> Rung:
@@ -132,7 +158,7 @@ def source_for(kind: RungKind, member: MemberView, instance: str) -> SourceRef:
         generation=offer.generation,
         manifest_digest=offer.manifest_digest,
         content_digest=offer.content_digest,
-        address=offer.shm_address if kind is RungKind.PEER_SHM else offer.tcp_address,
+        address=offer.addresses[kind.transport],
     )
 
 

@@ -17,7 +17,8 @@ class SourceRef:
     manifest_digest: str
     content_digest: str
     address: str
-    """`unix:/path` for shm, `tcp:host:port` for tcp, `tls:host:port` for tcp over TLS; by rank, separated by commas."""
+    """`unix:/path` for shm, `tcp:host:port` for tcp, `tls:host:port` for tcp over TLS, `rdma:host:port` for each card
+    with `+` between them; by rank, separated by commas."""
     grant: str = ""
 
 
@@ -25,13 +26,15 @@ class SourceRef:
 class Rung:
     """One allowed step of the source ladder, with the reason why it stands where it stands.
 
-    `helpers` hold the same weights, and are read beside or after `source` in one and the same refill.
+    `helpers` hold the same weights, and are read beside or after `source` in one and the same refill. `instead_of`
+    names a faster path that both ends are equipped for, and why it is closed.
     """
 
     kind: RungKind
     reason: str
     source: SourceRef | None = None
     helpers: tuple[SourceRef, ...] = ()
+    instead_of: str = ""
 
 
 @dataclass(frozen=True, slots=True)

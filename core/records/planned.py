@@ -32,6 +32,8 @@ class SlotView:
     force_tcp: bool
     engines: Mapping[str, str]
     devices: tuple[DeviceReport, ...]
+    transports: Mapping[str, str] = field(default_factory=dict)
+    """As its agent reports them (SlotReport)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,8 @@ class RungResult:
     seconds: float
     source: str = ""
     bytes: int = 0
+    instead_of: str = ""
+    """Faster paths that were expected, and why they were not taken, as `kind: reason`; empty when none was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +79,10 @@ class SourceOffer:
     manifest_digest: str
     content_digest: str
     layout_digest: str
-    shm_address: str
-    tcp_address: str
+    addresses: Mapping[str, str]
+    """By transport: where it is read. A transport that could not be served is absent, and `closed` says why."""
     weight_bytes: int
+    closed: Mapping[str, str] = field(default_factory=dict)
     grant_key: str = field(default="", repr=False)
 
 
@@ -163,6 +166,9 @@ class SlotReport:
     host: str
     agent_address: str
     force_tcp: bool = False
+    transports: Mapping[str, str] = field(default_factory=dict)
+    """Transports between hosts that this slot is equipped for, besides tcp; what stands in the way, empty if nothing
+    does."""
     engines: Mapping[str, str] = field(default_factory=dict)
     """Engine name -> version that this slot can start."""
     devices: tuple[DeviceReport, ...] = ()

@@ -19,9 +19,15 @@ class RungKind(StrEnum):
     """Where a wake takes its weights from, fastest first."""
 
     PEER_SHM = "peer_shm"
+    PEER_RDMA = "peer_rdma"
     PEER_TCP = "peer_tcp"
     HOST_COPY = "host_copy"
     DISK = "disk"
+
+    @property
+    def transport(self) -> str:
+        """The transport that reads a peer by this rung; empty for those that read none."""
+        return self.value.removeprefix("peer_") if self.value.startswith("peer_") else ""
 
 
 class Desired(StrEnum):

@@ -13,7 +13,7 @@ import mmap
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -79,7 +79,8 @@ class RelightCPUWorker(CPUWorker):  # type: ignore[misc]
             weights.segment, weights.table, self._relight_layout, self._describe, self._reload,
             weights.restore_scalars, self._drop_derived, handlers.rebuild,
         )  # fmt: skip
-        self._relight = Residency(own, self.rank, memory, SystemClock())
+        cards = own.cards_of(self.rank, self.parallel_config.world_size)
+        self._relight = Residency(replace(own, cards=cards), self.rank, memory, SystemClock())
         self._relight_control = ControlServer(
             own.control_socket(self.rank),
             {

@@ -33,6 +33,7 @@ from relight.core.records import (
 from relight.core.states import State
 
 NOW = 1_000_000.0
+OFFER = SourceOffer(1, "d", "c", "", {"shm": "unix:/s", "tcp": "tcp:h:1"}, 1 << 20)
 ANY_NUMBER = st.sampled_from([math.nan, math.inf, -math.inf, -1.0, 0.0, 1e300, NOW, NOW - 100]) | st.floats()
 ANY_INT = st.sampled_from([-(10**18), -1, 0, 1, 2, 64, 10**18])
 AFTER = {
@@ -73,7 +74,9 @@ def report(view_id, spec, rank, devices, state, failure=None):
         cause="told",
         incarnation=1,
         endpoint=Endpoint("http://127.0.0.1:1", "m") if state is State.READY else None,
-        source=SourceOffer(1, "d", "c", "", "unix:/s", "tcp:h:1", 1 << 20) if state is State.READY else None,
+        source=SourceOffer(1, "d", "c", "", {"shm": "unix:/s", "tcp": "tcp:h:1"}, 1 << 20)
+        if state is State.READY
+        else None,
         fingerprint=Fingerprint(layout={"dtype": "bf16"}),
         failure=failure,
     )

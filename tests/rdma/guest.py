@@ -13,17 +13,25 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # where the plugin lies, too
+
+from relight.agent.rails import Rails, look
 from relight.core.clock import SystemClock
 from relight.core.errors import RelightError, TransferError
 from relight.core.fingerprint import Fingerprint
+from relight.core.records import RungKind, SourceRef
+from relight.plugin import doors, settings
+from relight.plugin.residency import ModelMemory, Order, Residency
 from relight.transfer import grants, stream
 from relight.transfer.chunks import cut
 from relight.transfer.manifest import TensorEntry, WeightManifest
@@ -102,6 +110,35 @@ def found(step: str, **what: object) -> None:
     print(MARK + json.dumps({"step": step, "at": round(time.monotonic(), 1), **what}), flush=True)
 
 
+def rails() -> Rails:
+    return look(None, BODY)
+
+
+class PatientListener(RdmaListener):
+    """With the silence that emulation needs."""
+
+    def __init__(self, device: str, host: str) -> None:
+        super().__init__(device, host, 0, LOST_SECONDS)
+
+
+def a_member(instance: str, role: str, segment: Segment) -> Residency:
+    """The part of Relight inside an engine, over `segment`, with nothing around it but a table of tensors."""
+
+    def describe(revision: str) -> WeightManifest:
+        return WeightManifest(Fingerprint(LAYOUT, {"revision": revision}, {}), 0, BODY, table(segment.view))
+
+    directory = Path(tempfile.mkdtemp(prefix="relight-"))
+    memory = ModelMemory(
+        segment, {t.name: t for t in table()}, LAYOUT, describe, lambda path: None, lambda scalars: None,
+        lambda: None, lambda: None,
+    )  # fmt: skip
+    environ = {
+        "RELIGHT_INSTANCE": instance, "RELIGHT_ENGINE_DIR": str(directory), "RELIGHT_BIND_HOST": address(2, role),
+        "RELIGHT_CONTENT_REVISION": "r1", "RELIGHT_RDMA": ",".join(rails().cards),
+    }  # fmt: skip
+    return Residency(settings.read(environ), 0, memory, CLOCK)
+
+
 class SourceGuest:
     """Serves one body on both cards and over TCP; each `serve` is a generation of its own."""
 
@@ -130,6 +167,13 @@ class SourceGuest:
         claims = grants.Claims("i-source", self._generation, "", "i-receiver", CLOCK.now() + 3600)
         return {"addresses": addresses, "grant": grants.mint(key, claims), "digest": digest(self._segment)}
 
+    def member(self, told: Mapping[str, Any]) -> dict[str, Any]:
+        """Serves as the part of Relight inside an engine does, with what the agent's look at the cards gave it."""
+        self._member = member = a_member("i-source", "source", self._segment)
+        opened = member.open_source(key := grants.new_key())
+        claims = grants.Claims("i-source", int(str(opened["generation"])), "", "i-receiver", CLOCK.now() + 3600)
+        return {**opened, "grant": grants.mint(key, claims), "digest": digest(self._segment)}
+
     def sleep(self, told: Mapping[str, Any]) -> dict[str, Any]:
         """As an engine that goes to sleep: no readers, no registration, no pages."""
         assert self._source is not None
@@ -148,7 +192,7 @@ class SourceGuest:
 
     def run(self) -> None:
         does: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
-            "serve": self.serve, "sleep": self.sleep, "down": self.down, "look": self.look,
+            "serve": self.serve, "sleep": self.sleep, "member": self.member, "down": self.down, "look": self.look,
         }  # fmt: skip
         with socket.create_server((address(2, "source"), CONTROL_PORT)) as server:
             found("listening")
@@ -235,6 +279,25 @@ class ReceiverGuest:
 
     # ------------------------------------------------------------------ the steps
 
+    def member(self) -> None:
+        """A sleeper of an engine wakes by the cards that its agent found, from a member that serves by its own."""
+        self.tell(do="serve")
+        offer = self.tell(do="member")
+        segment = Segment("member", BODY)
+        segment.populate(0, BODY)
+        member = a_member("i-receiver", "receiver", segment)
+        member.sleep(2)
+        before = counters()
+        peer = SourceRef("i-source", "a", 1, "", "", offer["addresses"].get("rdma", ""), offer["grant"])
+        said = member.refill(Order(RungKind.PEER_RDMA, "r1", (peer,)), lambda progress: None)
+        member.resume()
+        after = counters()
+        found(
+            "member", bytes=said.bytes, detail=said.detail, same=digest(segment) == offer["digest"],
+            addresses=offer["addresses"], closed=offer["closed"], cards=list(rails().cards),
+            counters={c: {k: after[c][k] - before[c][k] for k in after[c]} for c in CARDS},
+        )  # fmt: skip
+
     def both(self, step: str) -> None:
         self._offer = self.tell(do="serve")
         self.session(step, [self.holder(0), self.holder(1)])
@@ -305,6 +368,7 @@ class ReceiverGuest:
 
     def run(self) -> None:
         self.both("both")
+        self.member()
         self.renewed()
         self.wrong_key()
         self.failover()
@@ -324,6 +388,8 @@ def counters() -> dict[str, dict[str, int]]:
 def main() -> None:
     role = sys.argv[1]
     stream.LEAST_PATIENCE = PATIENCE
+    doors.RdmaListener, doors.READ_DEADLINE = PatientListener, DEADLINE
+    doors.Landing = partial(Landing, lost_seconds=LOST_SECONDS)
     bring_up(role)
     found("up", role=role)
     if role == "source":

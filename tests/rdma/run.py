@@ -141,6 +141,7 @@ class Judge:
             if step := self.session(name):
                 self.check(not step["lost"], f"{name}: lost {step['lost']}")
                 self.check(all(step["completed"].values()), f"{name}: a card brought nothing: {step['completed']}")
+        self._member()
         if stale := self.step("stale"):
             old, new = stale["keys"]
             self.check(old != new, f"stale: the key stayed {old}")
@@ -151,6 +152,18 @@ class Judge:
         if wrong := self.step("wrong-key"):
             self._refused("wrong-key", wrong, "wrong key")
         self._failover()
+
+    def _member(self) -> None:
+        """A member of an engine woke over both cards that its agent found by itself."""
+        if not (step := self.step("member")):
+            return
+        self.check(len(step["cards"]) == len(CARDS), f"member: the agent found {step['cards']}")
+        self.check(not step["closed"], f"member: closed {step['closed']}")
+        if self.check(step["same"] and step["bytes"] == BODY, "member: other bytes than the source's"):
+            self.verified += step["bytes"]
+        for card in CARDS:
+            told = f"member: {card} brought nothing: {step['counters'][card]}, {step['detail']}"
+            self.check(step["counters"][card]["interface_bytes"] > BODY // 4, told)
 
     def _refused(self, step: str, said: dict[str, Any], what: str) -> None:
         named = "the key does not open that memory" in said["why"]
@@ -195,6 +208,8 @@ def show(found: dict[str, dict[str, Any]]) -> None:
                 print(f"{'':<20} lost {name}: {why}")
     for finding in found.get("downs", {}).get("findings", [[], []])[1]:
         print(f"source's preflight then: {finding}")
+    if "member" in found:
+        print(f"member     {found['member']['detail']}; cards {', '.join(found['member']['cards'])}")
     if "stale" in found:
         print(f"stale grant: {found['stale']['refused']}\nstale key: {found['stale']['old_key']['why']}")
     if "wrong-key" in found:

@@ -37,6 +37,7 @@ from relight.core.states import State, check_edge
 from support.stores import FaultyStore
 
 GRACE = 5.0
+OFFER = SourceOffer(1, "d", "c", "l", {"shm": "unix:/s", "tcp": "tcp:x:1"}, 1, grant_key="ab")
 DEVICES = tuple(DeviceReport(name, "cpu", name, 1, 0) for name in ("d0", "d1"))
 # The next state on the way to what is wanted, along the edges of the table.
 STEPS = {
@@ -116,7 +117,7 @@ class Slot:
         return InstanceReport(
             name, known.model, 0, 1, known.devices, state, self.world.clock.now(), "told", 1,
             endpoint=Endpoint("http://x", "m") if ready else None,
-            source=SourceOffer(1, "d", "c", "l", "unix:/s", "tcp:x:1", 1, "ab") if ready else None,
+            source=OFFER if ready else None,
             failure=self.failures.get(name),
         )  # fmt: skip
 

@@ -69,6 +69,11 @@ def model(name="m", **changes) -> dict:
     }
 
 
+def _offer(name: str) -> SourceOffer:
+    addresses = {"shm": f"unix:/{name}", "tcp": "tcp:h:1"}
+    return SourceOffer(1, "digest", "content", "", addresses, 1 << 20, grant_key="ab" * 32)
+
+
 class Running:
     """A started controller and a client for it."""
 
@@ -240,9 +245,7 @@ class FakeAgent:
             operation=want.operation,
             pid=7,
             endpoint=Endpoint(f"http://127.0.0.1:9/{name}", "m") if ready else None,
-            source=SourceOffer(1, "digest", "content", "", f"unix:/{name}", "tcp:h:1", 1 << 20, "ab" * 32)
-            if ready
-            else None,
+            source=_offer(name) if ready else None,
             fingerprint=Fingerprint(layout={"dtype": "bf16"}),
             start=start or (old.start if old else None),
         )

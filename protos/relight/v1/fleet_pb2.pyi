@@ -281,8 +281,10 @@ class Rung(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
     HELPERS_FIELD_NUMBER: _builtins.int
+    INSTEAD_OF_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
     reason: _builtins.str
+    instead_of: _builtins.str
     @_builtins.property
     def source(self) -> Global___SourceRef: ...
     @_builtins.property
@@ -294,10 +296,11 @@ class Rung(_message.Message):
         reason: _builtins.str = ...,
         source: Global___SourceRef | None = ...,
         helpers: _abc.Iterable[Global___SourceRef] | None = ...,
+        instead_of: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_source", b"_source", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_source", b"_source", "helpers", b"helpers", "kind", b"kind", "reason", b"reason", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_source", b"_source", "helpers", b"helpers", "instead_of", b"instead_of", "kind", b"kind", "reason", b"reason", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__source: _TypeAlias = _typing.Literal["source"]  # noqa: Y015
     _WhichOneofArgType__source: _TypeAlias = _typing.Literal["_source", b"_source"]  # noqa: Y015
@@ -433,12 +436,14 @@ class RungResult(_message.Message):
     SECONDS_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
+    INSTEAD_OF_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
     ok: _builtins.bool
     reason: _builtins.str
     seconds: _builtins.float
     source: _builtins.str
     bytes: _builtins.int
+    instead_of: _builtins.str
     def __init__(
         self,
         *,
@@ -448,10 +453,11 @@ class RungResult(_message.Message):
         seconds: _builtins.float = ...,
         source: _builtins.str = ...,
         bytes: _builtins.int = ...,
+        instead_of: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "kind", b"kind", "ok", b"ok", "reason", b"reason", "seconds", b"seconds", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "instead_of", b"instead_of", "kind", b"kind", "ok", b"ok", "reason", b"reason", "seconds", b"seconds", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -563,22 +569,64 @@ Global___Endpoint: _TypeAlias = Endpoint  # noqa: Y015
 class SourceOffer(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class AddressesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class ClosedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     GENERATION_FIELD_NUMBER: _builtins.int
     MANIFEST_DIGEST_FIELD_NUMBER: _builtins.int
     CONTENT_DIGEST_FIELD_NUMBER: _builtins.int
     LAYOUT_DIGEST_FIELD_NUMBER: _builtins.int
-    SHM_ADDRESS_FIELD_NUMBER: _builtins.int
-    TCP_ADDRESS_FIELD_NUMBER: _builtins.int
+    ADDRESSES_FIELD_NUMBER: _builtins.int
     WEIGHT_BYTES_FIELD_NUMBER: _builtins.int
+    CLOSED_FIELD_NUMBER: _builtins.int
     GRANT_KEY_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     manifest_digest: _builtins.str
     content_digest: _builtins.str
     layout_digest: _builtins.str
-    shm_address: _builtins.str
-    tcp_address: _builtins.str
     weight_bytes: _builtins.int
     grant_key: _builtins.str
+    @_builtins.property
+    def addresses(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    @_builtins.property
+    def closed(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     def __init__(
         self,
         *,
@@ -586,14 +634,14 @@ class SourceOffer(_message.Message):
         manifest_digest: _builtins.str = ...,
         content_digest: _builtins.str = ...,
         layout_digest: _builtins.str = ...,
-        shm_address: _builtins.str = ...,
-        tcp_address: _builtins.str = ...,
+        addresses: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         weight_bytes: _builtins.int = ...,
+        closed: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         grant_key: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_digest", b"content_digest", "generation", b"generation", "grant_key", b"grant_key", "layout_digest", b"layout_digest", "manifest_digest", b"manifest_digest", "shm_address", b"shm_address", "tcp_address", b"tcp_address", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "closed", b"closed", "content_digest", b"content_digest", "generation", b"generation", "grant_key", b"grant_key", "layout_digest", b"layout_digest", "manifest_digest", b"manifest_digest", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -920,6 +968,26 @@ class SlotReport(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class TransportsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     SLOT_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
@@ -932,6 +1000,7 @@ class SlotReport(_message.Message):
     ENGINES_FIELD_NUMBER: _builtins.int
     DEVICES_FIELD_NUMBER: _builtins.int
     INSTANCES_FIELD_NUMBER: _builtins.int
+    TRANSPORTS_FIELD_NUMBER: _builtins.int
     slot: _builtins.str
     epoch: _builtins.int
     revision: _builtins.int
@@ -947,6 +1016,8 @@ class SlotReport(_message.Message):
     def devices(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeviceReport]: ...
     @_builtins.property
     def instances(self) -> _containers.RepeatedCompositeFieldContainer[Global___InstanceReport]: ...
+    @_builtins.property
+    def transports(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     def __init__(
         self,
         *,
@@ -962,10 +1033,11 @@ class SlotReport(_message.Message):
         engines: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         devices: _abc.Iterable[Global___DeviceReport] | None = ...,
         instances: _abc.Iterable[Global___InstanceReport] | None = ...,
+        transports: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "agent_address", b"agent_address", "boot_id", b"boot_id", "devices", b"devices", "engines", b"engines", "epoch", b"epoch", "force_tcp", b"force_tcp", "host", b"host", "instances", b"instances", "revision", b"revision", "sequence", b"sequence", "slot", b"slot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "agent_address", b"agent_address", "boot_id", b"boot_id", "devices", b"devices", "engines", b"engines", "epoch", b"epoch", "force_tcp", b"force_tcp", "host", b"host", "instances", b"instances", "revision", b"revision", "sequence", b"sequence", "slot", b"slot", "transports", b"transports"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

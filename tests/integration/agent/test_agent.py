@@ -50,14 +50,17 @@ async def test_a_sleeper_that_keeps_its_memory_is_named_not_guardian_safe(slot: 
 
 
 async def test_a_wake_climbs_to_the_first_rung_that_proves_itself(slot: Slot) -> None:
-    await _dormant(slot, 'wake_errors={"peer_shm": "remote", "peer_tcp": "canary", "host_copy": "dirty"}')
+    faults = '{"peer_shm": "remote", "peer_rdma": "local", "peer_tcp": "canary", "host_copy": "dirty"}'
+    await _dormant(slot, f"wake_errors={faults}")
     slot.change("i-a", Desired.READY, rungs=rungs(*RungKind), operation="op-1")
     report = await slot.until("i-a", State.READY)
     start = report.start
     assert start is not None
     assert [(r.kind, r.ok) for r in start.rungs] == [(k, k is RungKind.DISK) for k in RungKind]
     assert "stub.weight" in start.rungs[0].reason
-    assert "token 0" in start.rungs[1].reason
+    assert "token 0" in start.rungs[2].reason
+    assert start.rungs[-1].instead_of.startswith("peer_shm: tensor stub.weight")
+    assert all(f"{kind}: " in start.rungs[-1].instead_of for kind in RungKind if kind.transport)
     assert start.operation == "op-1"
     assert report.endpoint is not None
     assert (await complete(report.endpoint.url, report.endpoint.served_name)).status_code == 200
@@ -69,6 +72,7 @@ async def test_the_phases_of_a_wake_account_for_all_of_its_time(slot: Slot) -> N
     start = (await slot.until("i-a", State.READY)).start
     assert start is not None
     assert [p.name for p in start.phases] == ["dispatch", "pull", "kv", "canary"]
+    assert start.rungs[0].instead_of == ""
     assert start.phases[0].start == start.begun_at
     covered = sum(p.end - p.start for p in start.phases)
     assert covered >= 0.9 * (start.ended_at - start.begun_at)

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import pytest
+
 from relight.controller.decide.replicas import decide
 from relight.controller.plan.plan import plan
 from relight.controller.plan.prices import Predictions
@@ -32,18 +34,22 @@ SPEC = ModelSpec("default", "m", "/m", "r1", "stub", replicas=2, guardians=Guard
 DEVICE = DeviceReport("d0", "cpu", "d0", 1 << 30, 0)
 
 
-def slot(name, boot="boot", force_tcp=False, devices=(DEVICE,)):
-    return SlotView(name, True, boot, force_tcp, {"stub": "1"}, devices)
+def slot(name, boot="boot", force_tcp=False, devices=(DEVICE,), transports=None):
+    return SlotView(name, True, boot, force_tcp, {"stub": "1"}, devices, transports or {})
 
 
-def instance(name, where, state, spec=SPEC, layout="bf16", level=2, **changes):
+def offers(*transports, **closed):
+    return SourceOffer(1, "d", "c", "", {t: f"{t}:h:1" for t in transports}, 1 << 20, closed, "ab")
+
+
+def instance(name, where, state, spec=SPEC, layout="bf16", level=2, offer=None, **changes):
     ready = state is State.READY
     desired = Desired.READY if ready else Desired.DORMANT
     report = InstanceReport(
         instance=name, model=spec.key, rank=0, members=1, devices=("d0",), state=state, since=1.0, cause="",
         incarnation=1, level=level, fingerprint=Fingerprint(layout={"dtype": layout}),
         endpoint=Endpoint("http://x", "m") if ready else None,
-        source=SourceOffer(1, "d", "c", "", "unix:/s", "tcp:h:1", 1 << 20, "ab") if ready else None,
+        source=(offer or offers("shm", "tcp")) if ready else None,
     )  # fmt: skip
     values = {
         "instance": name, "model": spec.key, "spec": spec, "members": (MemberView(where, 0, ("d0",), report),),
@@ -79,6 +85,46 @@ def test_another_host_or_a_forced_slot_leaves_tcp():
     ready, asleep = instance("i-a", "a", State.READY), instance("i-b", "b", State.DORMANT)
     for slots in ([slot("a"), slot("b", "other")], [slot("a"), slot("b", force_tcp=True)]):
         assert kinds(wake_of(made([ready, asleep], slots))) == [RungKind.PEER_TCP, RungKind.DISK]
+
+
+def rungs_between(here, there, offer):
+    """The rungs of a wake on another host than its source's, with what the two slots say of RDMA."""
+    ready, asleep = instance("i-a", "a", State.READY, offer=offer), instance("i-b", "b", State.DORMANT)
+    slots = [slot("a", transports=there), slot("b", "other", transports=here)]
+    return wake_of(made([ready, asleep], slots))
+
+
+def test_between_hosts_with_cards_rdma_comes_before_tcp():
+    wake = rungs_between({"rdma": ""}, {"rdma": ""}, offers("shm", "rdma", "tcp"))
+    assert kinds(wake) == [RungKind.PEER_RDMA, RungKind.PEER_TCP, RungKind.DISK]
+    assert wake.rungs[0].source.address == "rdma:h:1"
+    assert not wake.rungs[1].instead_of.partition(": ")[2]
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "offer", "why"),
+    [
+        ({"rdma": "mlx5_0: port 1 is DOWN"}, {"rdma": ""}, offers("rdma", "tcp"), "b: mlx5_0: port 1 is DOWN"),
+        ({"rdma": ""}, {"rdma": "memlock"}, offers("rdma", "tcp"), "a: memlock"),
+        (
+            {"rdma": ""},
+            {"rdma": ""},
+            offers("tcp", rdma="mlx5_0: it failed"),
+            "i-a: mlx5_0: it failed",
+        ),
+    ],
+)
+def test_tcp_where_rdma_was_expected_says_what_stands_in_the_way(here, there, offer, why):
+    wake = rungs_between(here, there, offer)
+    assert kinds(wake) == [RungKind.PEER_TCP, RungKind.DISK]
+    assert wake.rungs[0].instead_of == f"peer_rdma: {why}"
+    assert f"peer_rdma: {why}" in wake.reason
+
+
+def test_nobody_expects_rdma_of_a_slot_without_a_card():
+    wake = rungs_between({"rdma": ""}, {}, offers("tcp"))
+    assert kinds(wake) == [RungKind.PEER_TCP, RungKind.DISK]
+    assert not wake.rungs[0].instead_of
 
 
 def test_level_one_adds_the_host_copy_and_the_operation_may_allow_it_alone():

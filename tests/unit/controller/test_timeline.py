@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from relight.controller.flight.predict import learn
 from relight.controller.flight.timeline import assemble, coverage, with_span
+from relight.controller.metrics import Metrics
 from relight.core.records import (
     GatewaySpan,
     Mode,
@@ -90,3 +91,12 @@ def test_predictions_are_the_median_of_good_starts_and_a_prior_before():
     assert abs(learnt.seconds - 1.3) < 1e-6
     assert learnt.basis == "median of 3 measured"
     assert set(learnt.parts) == {"pull", "canary"}
+
+
+def test_a_path_that_is_slower_than_expected_is_counted_by_what_was_expected():
+    metrics = Metrics()
+    slow = RungResult(RungKind.PEER_TCP, True, "", 0.1, instead_of="peer_rdma: b: mlx5_0: port 1 is DOWN")
+    for rungs in ((slow,), (RungResult(RungKind.PEER_TCP, True, "", 0.1),)):
+        metrics.started(assemble(record(rungs=rungs), None))
+    series = [line for line in metrics.text().decode().splitlines() if line.startswith("relight_slow_path_total{")]
+    assert series == ['relight_slow_path_total{expected="peer_rdma",model="default/m",taken="peer_tcp"} 1.0']

@@ -13,12 +13,14 @@ from relight.core.clock import SystemClock
 from relight.core.errors import Conflict, InvalidInput, LocalFault, ModelDirty, RemoteFault
 from relight.core.records import RungKind, SourceRef
 from relight.plugin.residency import ModelMemory, Order, Residence, Residency
-from relight.plugin.settings import Settings, read
+from relight.plugin.settings import Card, Settings, read
 from relight.transfer import grants
 from relight.transfer.manifest import Canary, WeightManifest
 from relight.transfer.segment import Segment
+from relight.transfer.transports import rdma
 from relight.transfer.verify import blocks_of
 from tests.unit.transfer.conftest import LAYOUT, make_manifest
+from tests.unit.transfer.fake_verbs import FakeDevice, FakeMemory
 
 CANARY = Canary((1, 2), (3,), (-0.5,))
 SIZES = (2_000_000, 300, 70_001)
@@ -27,7 +29,7 @@ SIZES = (2_000_000, 300, 70_001)
 class Engine:
     """A member with real segments and sources and a checkpoint file, without a model in it."""
 
-    def __init__(self, name: str, directory: Path, layout: Mapping[str, str] = LAYOUT) -> None:
+    def __init__(self, name: str, directory: Path, layout: Mapping[str, str] = LAYOUT, cards: int = 0) -> None:
         directory.mkdir(mode=0o700)
         self.checkpoint = directory / "checkpoint"
         self.segment = Segment(name, sum(SIZES) + 1024)
@@ -42,7 +44,9 @@ class Engine:
             self.segment, {t.name: t for t in first.tensors}, layout, self._describe, self._reload, self._restore,
             self._drop, self._rebuild,
         )  # fmt: skip
-        self.residency = Residency(Settings(name, directory, "127.0.0.1", "r1", 2), 0, memory, SystemClock())
+        here = tuple(Card(f"mlx5_{n}", "127.0.0.1") for n in range(cards))
+        settings = Settings(name, directory, "127.0.0.1", "r1", 2, cards=here)
+        self.residency = Residency(settings, 0, memory, SystemClock())
         self.residency.set_canary(CANARY)
 
     def _describe(self, revision: str) -> WeightManifest:
@@ -66,14 +70,21 @@ class Engine:
     def _rebuild(self) -> None:
         self.rebuilt += 1
 
-    def offer(self) -> tuple[str, str, str]:
-        """(shm address, tcp address, grant) of this engine as a source."""
+    def offers(self) -> tuple[Mapping[str, str], str]:
+        """(addresses by transport, grant) of this engine as a source."""
         key = grants.new_key()
         opened = self.residency.open_source(key)
         claims = grants.Claims(
             self.residency.source.instance, int(str(opened["generation"])), "", "i-b", SystemClock().now() + 60
         )
-        return str(opened["shm"]), str(opened["tcp"]), grants.mint(key, claims)
+        addresses = opened["addresses"]
+        assert isinstance(addresses, dict)
+        return addresses, grants.mint(key, claims)
+
+    def offer(self) -> tuple[str, str, str]:
+        """(shm address, tcp address, grant) of this engine as a source."""
+        addresses, grant = self.offers()
+        return addresses["shm"], addresses["tcp"], grant
 
     def wake(self, kind: RungKind, *, address: str = "", grant: str = "", revision: str = "r1", path: str = "") -> str:
         sources = (SourceRef("i-a", "a", 1, "", "", address, grant),) if address else ()
@@ -300,3 +311,79 @@ def test_an_engine_without_an_agent_says_what_is_missing() -> None:
         read(
             {"RELIGHT_INSTANCE": "i", "RELIGHT_BIND_HOST": "h", "RELIGHT_ENGINE_DIR": "/x", "RELIGHT_SOURCE_RATE": "0"}
         )
+
+
+@pytest.fixture
+def cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rdma, "Device", FakeDevice)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(1, 1), (2, 2), (1, 2), (2, 1)])
+def test_a_sleeper_comes_back_by_all_cards_of_both_sides(cards, tmp_path: Path, ours: int, theirs: int) -> None:
+    source, sleeper = Engine("i-a", tmp_path / "a", cards=theirs), Engine("i-b", tmp_path / "b", cards=ours)
+    addresses, grant = source.offers()
+    assert len(addresses["rdma"].split("+")) == theirs
+    sleeper.residency.sleep(2)
+    said = sleeper.wake(RungKind.PEER_RDMA, address=addresses["rdma"], grant=grant)
+    sleeper.residency.resume()
+    assert sleeper.segment.view == source.segment.view
+    assert "peer_rdma from i-a by mlx5_0" in said
+    for engine in (source, sleeper):
+        engine.residency.close_source(0.0)
+
+
+def test_a_card_that_takes_no_memory_is_told_and_the_others_serve(
+    cards, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def register(self: FakeDevice, address: int, length: int, *, readable: bool) -> FakeMemory:
+        if self.name == "mlx5_0":
+            raise LocalFault("registering memory: out of memory")
+        return FakeMemory(address, length)
+
+    monkeypatch.setattr(FakeDevice, "register", register)
+    source = Engine("i-a", tmp_path / "a", cards=2)
+    opened = source.residency.open_source(grants.new_key())
+    assert opened["closed"] == {"rdma": "mlx5_0: registering memory: out of memory"}
+    assert "rdma" in opened["addresses"]
+    assert "shm" in opened["addresses"]
+    source.residency.close_source(0.0)
+
+
+def test_keys_of_a_source_that_slept_open_nothing_and_new_ones_do(cards, tmp_path: Path) -> None:
+    source, sleeper = Engine("i-a", tmp_path / "a", cards=1), Engine("i-b", tmp_path / "b", cards=1)
+    addresses, grant = source.offers()
+    source.residency.close_source(0.0)
+    source.residency.sleep(2)
+    sleeper.residency.sleep(2)
+    with pytest.raises(RemoteFault):
+        sleeper.wake(RungKind.PEER_RDMA, address=addresses["rdma"], grant=grant)
+    source.wake(RungKind.DISK)
+    source.residency.resume()
+    addresses, grant = source.offers()
+    sleeper.wake(RungKind.PEER_RDMA, address=addresses["rdma"], grant=grant)
+    assert sleeper.segment.view == source.segment.view
+    source.residency.close_source(0.0)
+
+
+def test_the_rdma_rung_without_a_card_is_this_members_fault(pair) -> None:
+    source, sleeper = pair
+    _, _, grant = source.offer()
+    sleeper.residency.sleep(2)
+    with pytest.raises(LocalFault, match="without an RDMA card"):
+        sleeper.wake(RungKind.PEER_RDMA, address="rdma:127.0.0.1:1", grant=grant)
+
+
+@pytest.mark.parametrize("text", ["mlx5_0", "mlx5_0@10.0.0.1,mlx5_1"])
+def test_a_card_without_an_address_is_refused_by_name(text: str, tmp_path: Path) -> None:
+    environ = {"RELIGHT_INSTANCE": "i", "RELIGHT_ENGINE_DIR": str(tmp_path), "RELIGHT_BIND_HOST": "h"}
+    with pytest.raises(InvalidInput, match="started by an agent") as caught:
+        read(environ | {"RELIGHT_RDMA": text})
+    assert [e.field for e in caught.value.errors] == ["RELIGHT_RDMA"]
+
+
+def test_ranks_take_the_cards_in_turn_and_a_single_one_takes_all() -> None:
+    cards = (Card("mlx5_0", "10.0.0.1"), Card("mlx5_1", "10.0.0.2"))
+    settings = Settings("i", Path("/x"), "h", "r1", 2, cards=cards)
+    assert settings.cards_of(0, 1) == cards
+    assert [settings.cards_of(rank, 3)[0].name for rank in range(3)] == ["mlx5_0", "mlx5_1", "mlx5_0"]
+    assert Settings("i", Path("/x"), "h", "r1", 2).cards_of(1, 2) == ()
