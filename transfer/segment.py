@@ -22,6 +22,8 @@ from collections.abc import Iterator
 from relight.core.errors import LocalFault
 from relight.transfer.plan import HUGE
 
+HOST = -1
+"""In place of a device's number: memory of the host."""
 HUGE_SECONDS = 1.2e-3
 """Processor time that a huge page may take in the mean: its 512 small pages take about as long."""
 HUGE_TRIES = 2
@@ -82,6 +84,8 @@ def _taken(descriptor: int, length: int) -> int:
 
 class Segment:
     """One memfd-backed region of `bytes` (a multiple of 2 MiB), mapped read-write in this process."""
+
+    device = HOST
 
     def __init__(self, name: str, length: int, descriptor: int | None = None) -> None:
         """Reserves the region; no page is allocated yet. Raises LocalFault.

@@ -20,12 +20,13 @@ from relight.transfer.request import Holder, Options, Received, Wanted
 from relight.transfer.segment import Segment
 from relight.transfer.session import refill
 from relight.transfer.source import Source
-from relight.transfer.transports import rdma
+from relight.transfer.transports import nixl, nixl_agent, rdma
 from relight.transfer.transports.base import Reader
 from relight.transfer.transports.memory import MemoryReader
 from relight.transfer.transports.shm import ShmListener, ShmReader
 from relight.transfer.transports.tcp import TcpListener, TcpReader
 from relight.transfer.verify import blocks_of
+from tests.unit.transfer import fake_nixl
 from tests.unit.transfer.fake_verbs import FakeDevice
 
 LAYOUT = {"engine": "test 1", "dtype": "bfloat16"}
@@ -105,7 +106,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tl
     return files
 
 
-@pytest.fixture(params=["memory", "shm", "tcp", "tls", "rdma"])
+@pytest.fixture(params=["memory", "shm", "tcp", "tls", "rdma", "nixl"])
 def connector(
     request: pytest.FixtureRequest, tmp_path: Path, certificates: Callable[[str], TlsFiles],
     monkeypatch: pytest.MonkeyPatch,
@@ -128,6 +129,13 @@ def connector(
                 stack.callback(card.release)
                 landing = rdma.Landing("fake0", rig.target)
                 return lambda: rdma.RdmaReader(address, grant, "i-source", 5.0, landing)
+            if request.param == "nixl":
+                monkeypatch.setattr(nixl_agent, "_api", lambda: fake_nixl.api)
+                served = nixl.NixlListener(nixl_agent.Agent("fake0:1"), "127.0.0.1")
+                address = served.register(rig.source)
+                stack.callback(served.release)
+                there = nixl.Landing(nixl_agent.Agent("fake0:1"), rig.target)
+                return lambda: nixl.NixlReader(address, grant, "i-source", 5.0, there)
             ours, theirs = (certificates(n) if request.param == "tls" else None for n in ("receiver", "source"))
             listener = TcpListener("127.0.0.1", tls=theirs)
             address = listener.register(rig.source)
