@@ -1,13 +1,13 @@
 """NIXL's agent, used so that none of its traps is met: registered memory, peers, reads.
 
-Optional: wheel nixl-cu12 or nixl-cu13, imported when an agent is first opened. What was found with 1.5.1 and rules here:
+Optional: wheel nixl-cu12 or nixl-cu13, imported when an agent is first opened. What was found with 1.5.1:
 
 - Its UCX loads libefa of the system, whose libraries clash with the wheel's own when the process ends (SIGSEGV):
-  UCX_MODULES=^efa before the import keeps it out, unless somebody has set UCX_MODULES (on EFA, say). A process that had an
-  agent still leaves best by os._exit after its own clean-up.
+  UCX_MODULES=^efa before the import keeps it out, unless somebody has set UCX_MODULES (on EFA, say). A process that had
+  an agent still leaves best by os._exit after its own clean-up.
 - Its parameter ucx_devices pins no card: UCX_NET_DEVICES does, read when the backend is made.
-- Over tcp UCX lets whoever reaches its port read any address, registered or not: there are no keys as RDMA has them.
-  TRANSPORTS leaves tcp out.
+- Over tcp UCX lets whoever reaches its port read any address, registered or not: there are no keys as RDMA has them. And
+  it may abort a source's process when a reader is lost in mid-read. TRANSPORTS leaves tcp out.
 - What was posted cannot be taken back: with the handle released and the peer removed, the bytes still land. Only an
   agent that is destroyed writes nothing more, so one with a read that does not end is given up.
 - deserialize_descs unpickles, so descriptors of peers are plain numbers here. Metadata of a peer is parsed by NIXL, in
@@ -35,8 +35,8 @@ T = TypeVar("T")
 
 WHEELS = ("nixl_cu12", "nixl_cu13")
 """By the major version of CUDA they were built for. The meta package `nixl` installs both."""
-TRANSPORTS = "ib,cuda"
-"""UCX_TLS: what has keys of its own, and what moves bytes inside a device."""
+TRANSPORTS = "ib,cuda,self"
+"""UCX_TLS: what has keys of its own, and what stays inside one process or device."""
 METADATA_BYTES = 64 << 10
 """Most that an agent's metadata may take; a card's is some hundred bytes, and some dozen for each registration."""
 NAME = "relight-"
