@@ -18,7 +18,6 @@ from relight.transfer.chunks import Block, Chunk, Places, Run
 from relight.transfer.request import Holder
 from relight.transfer.source import RELAY_SECONDS
 from relight.transfer.transports.base import READ_BYTES, Missing, Question, Reader
-from relight.transfer.verify import block_digest
 
 if TYPE_CHECKING:
     from relight.transfer.session import Agreed, Refill
@@ -170,7 +169,7 @@ class Stream:
 
     def _bring_run(self, reader: Reader, run: Run) -> bool:
         """Step by step, so that what is hashed is still in the cache; False when the refill failed meanwhile."""
-        refill, view, monotonic = self.refill, self.refill.segment.view, self.refill.clock.monotonic
+        refill, segment, monotonic = self.refill, self.refill.segment, self.refill.clock.monotonic
         pulled = verified = 0.0
         begun = monotonic()
         try:
@@ -178,11 +177,11 @@ class Stream:
                 if refill.failure is not None:
                     return False
                 reader.fill(stop - start)
-                hit("transfer.receive", view[start:stop])
+                hit("transfer.receive", segment.view[start:stop])
                 arrived = monotonic()
                 pulled += arrived - begun
                 for block in blocks:
-                    if (got := block_digest(view[block.start : block.stop])) != block.digest:
+                    if (got := segment.digest(block.start, block.stop)) != block.digest:
                         self._differs(block, got)
                 begun = monotonic()
                 verified += begun - arrived

@@ -13,7 +13,7 @@ from collections import deque
 
 from relight.core.clock import Clock
 from relight.core.errors import InvalidInput, LocalFault, RemoteFault
-from relight.transfer.segment import Segment
+from relight.transfer.device_segment import AnySegment
 from relight.transfer.source import Source
 from relight.transfer.transports import wire
 from relight.transfer.transports.flight import FIRST_PAUSE, LONGEST_PAUSE, FlightReader, Landed
@@ -73,7 +73,7 @@ class Landing:
     Registering brings its pages and pins them: close every reader before the segment is dropped.
     """
 
-    def __init__(self, agent: Agent, segment: Segment) -> None:
+    def __init__(self, agent: Agent, segment: AnySegment) -> None:
         self.agent, self.segment = agent, segment
         self._lock = threading.Lock()
         self._users = 0

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 
 from relight.core.clock import Clock
 from relight.core.errors import InvalidInput, LocalFault, RemoteFault
-from relight.transfer.segment import Segment
+from relight.transfer.device_segment import AnySegment
 from relight.transfer.source import Source
 from relight.transfer.transports import wire
 from relight.transfer.transports.flight import FlightReader, Landed
@@ -104,7 +104,7 @@ class Landing:
     Registering brings its pages and pins them: close every reader before the segment is dropped.
     """
 
-    def __init__(self, device: str, segment: Segment, lost_seconds: float = LOST_SECONDS) -> None:
+    def __init__(self, device: str, segment: AnySegment, lost_seconds: float = LOST_SECONDS) -> None:
         self.name, self.lost_seconds, self._segment = device, lost_seconds, segment
         self._lock = threading.Lock()
         self._users = 0
