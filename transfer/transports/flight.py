@@ -168,4 +168,4 @@ class FlightReader(wire.ControlReader, ABC):
             done -= part
         if failed:
             raise RemoteFault(f"{self.source}: a read on {self.by} failed: {failed}")
-        return reads > 0
+        return done > 0

@@ -90,8 +90,7 @@ def places(mapped: Sequence[Mapped], offset: int, length: int) -> list[tuple[int
             part = min(piece.bytes - offset, length)
             found.append((piece.address + offset, part))
             offset, length = offset + part, length - part
-        offset -= piece.bytes
-        offset = max(offset, 0)
+        offset = max(offset - piece.bytes, 0)
     return found
 
 
@@ -148,7 +147,7 @@ class NvlinkReader(FlightReader):
         path = parse_address(address, "nvlink")
         sock = wire.connected(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), path, deadline, source)
         super().__init__(sock, source, deadline, clock)
-        self._posted: deque[tuple[Event, int]] = deque()
+        self._posted: deque[tuple[Event, int, bool]] = deque()
         self._pair: Pair | None = None
         try:
             if peer_uid(sock) != os.geteuid():
@@ -199,19 +198,22 @@ class NvlinkReader(FlightReader):
         return sum(piece.bytes for piece in self._mapped)
 
     def post(self, into: int, offset: int, length: int) -> None:
+        end = into + length
         for address, part in places(self._mapped, offset, length):
-            self._posted.append((self._stream.copy(into, address, part), part))
+            event = self._stream.copy(into, address, part)
             into += part
+            self._posted.append((event, part, into == end))
 
     def landed(self) -> Landed:
-        copies = done = 0
+        reads = done = 0
         try:
             while self._posted and self._stream.done(self._posted[0][0]):
-                copies, done = copies + 1, done + self._posted.popleft()[1]
+                _, part, last = self._posted.popleft()
+                reads, done = reads + last, done + part
         except LocalFault as error:
             self._posted.popleft()
-            return Landed(copies, done, str(error))
-        return Landed(copies, done, "")
+            return Landed(reads, done, str(error))
+        return Landed(reads, done, "")
 
     def close(self) -> None:
         """Returns when nothing is copied any more to what was asked for."""
