@@ -95,7 +95,13 @@ class Refill:
     """The state that the threads of one refill share. Used once."""
 
     def __init__(
-        self, segment: AnySegment, wanted: Wanted, holders: Sequence[Holder], streams: int, clock: Clock, options: Options
+        self,
+        segment: AnySegment,
+        wanted: Wanted,
+        holders: Sequence[Holder],
+        streams: int,
+        clock: Clock,
+        options: Options,
     ) -> None:
         self.segment, self.wanted, self.clock, self.options = segment, wanted, clock, options
         self._streams = streams

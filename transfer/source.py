@@ -56,7 +56,12 @@ class Source:
     """One engine member's readable weights. Thread-safe: each reader is served by a thread of its own."""
 
     def __init__(
-        self, instance: str, segment: AnySegment, manifest: WeightManifest | None, clock: Clock, pace: Pace | None = None
+        self,
+        instance: str,
+        segment: AnySegment,
+        manifest: WeightManifest | None,
+        clock: Clock,
+        pace: Pace | None = None,
     ) -> None:
         """Without a `manifest` it is a relay: readers wait until `relay` says what it receives.
 

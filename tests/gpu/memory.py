@@ -16,7 +16,7 @@ SIZES = (8 << 20, 2 << 20, 22 << 20)
 BODY = sum(SIZES)
 LAYOUT = {"engine": "test"}
 HANDLES = {"fd": 0x1, "fabric": 0x8, "none": 0x0}
-"""CUmemAllocationHandleType by the kinds of cuMemCreate's memory; "none" is what vLLM's sleep mode had before it asked for any."""
+"""CUmemAllocationHandleType by kind of cuMemCreate's memory; "none" is what vLLM's sleep mode once had."""
 _PINNED, _ON_DEVICE, _READ_WRITE = 1, 1, 3
 
 

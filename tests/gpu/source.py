@@ -7,14 +7,13 @@ import sys
 import time
 from pathlib import Path
 
-from tests.gpu.memory import allocate, fill
-
 from relight.core.clock import SystemClock
 from relight.core.errors import LocalFault
 from relight.transfer import grants
 from relight.transfer.source import Source
 from relight.transfer.transports.cuda import Cuda
 from relight.transfer.transports.nvlink import NvlinkListener
+from tests.gpu.memory import allocate, fill
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """Both ends of `make test-nixl`, each a process of the engine environment: told what to do by lines of JSON.
 
-    python ends.py source|receiver UCX_TLS
+python ends.py source|receiver UCX_TLS
 """
 
 from __future__ import annotations

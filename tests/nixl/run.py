@@ -106,7 +106,7 @@ class Run:
             self._hostile()
             awake = self._stopped(awake)
         else:
-            # Over tcp the source sends, and UCX may end its process when a reader is lost in the middle of that.
+            # Over tcp the source sends, and UCX may end its process when a reader is lost while it does.
             self._killed_reader(awake)
         self._killed_source(awake)
         self._judge.check(self._receiver.end() == 0, "the receiver did not leave well")
@@ -188,9 +188,7 @@ def main() -> int:
         print(f"WRONG {wrong}")
     print(f"took {time.monotonic() - begun:.1f} s; handled: {', '.join(judge.handled)}")
     print(
-        json.dumps(
-            {"verified_bytes": judge.verified, "failures_handled": len(judge.handled), "path": ", ".join(paths)}
-        )
+        json.dumps({"verified_bytes": judge.verified, "failures_handled": len(judge.handled), "path": ", ".join(paths)})
     )
     return 1 if judge.wrong else 0
 

@@ -1,7 +1,7 @@
 """CUDA's driver, as far as memory has to be shared between processes and copied between devices; no torch needed.
 
-libcuda.so.1 comes with NVIDIA's driver and is loaded when a device is first opened. Its functions are called in the device's
-primary context, which is the one that torch uses. Structures and constants are those of cuda.h (12.9).
+libcuda.so.1 comes with NVIDIA's driver and is loaded when a device is first opened. Its functions are called in the
+device's primary context, which is the one that torch uses. Structures and constants are those of cuda.h (12.9).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""nixl: the receiver's agent reads the source's registered memory (NIXL over UCX); no core of the source touches a byte.
+"""nixl: the receiver's agent reads the source's registered memory (NIXL over UCX), and no core of the source is needed.
 
 Grants, permissions and an agent's metadata go over a socket of the same interface, as with all transports
 (transports/wire.py): metadata is told after the grant was checked, and what is registered dies with the registration.
@@ -83,9 +83,7 @@ class Landing:
         """Registers for the first user. Raises LocalFault."""
         with self._lock:
             if self._registered is None:
-                self._registered, _ = self.agent.register(
-                    self.segment.address, self.segment.bytes, self.segment.device
-                )
+                self._registered, _ = self.agent.register(self.segment.address, self.segment.bytes, self.segment.device)
             self._users += 1
 
     def give_back(self) -> None:

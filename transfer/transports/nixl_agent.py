@@ -6,8 +6,8 @@ Optional: wheel nixl-cu12 or nixl-cu13, imported when an agent is first opened. 
   UCX_MODULES=^efa before the import keeps it out, unless somebody has set UCX_MODULES (on EFA, say). A process that had
   an agent still leaves best by os._exit after its own clean-up.
 - Its parameter ucx_devices pins no card: UCX_NET_DEVICES does, read when the backend is made.
-- Over tcp UCX lets whoever reaches its port read any address, registered or not: there are no keys as RDMA has them. And
-  it may abort a source's process when a reader is lost in mid-read. TRANSPORTS leaves tcp out.
+- Over tcp UCX lets whoever reaches its port read any address, registered or not: there are no keys as RDMA has them.
+  And it may abort a source that was stopped in mid-read, and whose reader is gone. TRANSPORTS leaves tcp out.
 - What was posted cannot be taken back: with the handle released and the peer removed, the bytes still land. Only an
   agent that is destroyed writes nothing more, so one with a read that does not end is given up.
 - deserialize_descs unpickles, so descriptors of peers are plain numbers here. Metadata of a peer is parsed by NIXL, in

@@ -1,8 +1,8 @@
 """nvlink: the receiver's device copies out of the source's, both in one node; no byte passes through the host.
 
-A unix socket carries grants, permissions and handles of the source's allocations, after the grant was checked: descriptors
-where the allocator made its memory with cuMemCreate for them, legacy CUDA IPC for cudaMalloc's. Whoever maps them keeps the
-memory alive: a reader unmaps before its connection ends, and a source that sleeps waits for that.
+A unix socket carries grants, permissions and, after the grant was checked, the source's allocations: as descriptors
+where the allocator made its memory with cuMemCreate for them, by legacy CUDA IPC for cudaMalloc's. Whoever maps them
+keeps the memory alive: a reader unmaps before its connection ends, and a source that sleeps waits for that.
 """
 
 from __future__ import annotations

@@ -70,7 +70,9 @@ class FakeCuda:
         at, size = self._memory.find(address)
         assert size == length
         if not self._memory.exportable:
-            raise LocalFault(f"passing on {length} bytes of device {self.device}: its allocator made it without handles")
+            raise LocalFault(
+                f"passing on {length} bytes of device {self.device}: its allocator made it without handles"
+            )
         # The file is one; each allocation of it is told by how much is to be skipped.
         return Piece(FD, at, length), os.dup(self._memory.host.fd)
 

@@ -1,4 +1,4 @@
-"""What the nixl transport does about NIXL's traps, over a stand-in for its interface; `make test-nixl` has the real one."""
+"""What the nixl transport does about NIXL's traps, over a stand-in for it; `make test-nixl` has the real one."""
 
 from __future__ import annotations
 
