@@ -31,9 +31,9 @@ bench-transfer: setup setup-peers ## Verified transfer against raw copies, socke
 
 .PHONY: test test-fast test-engine
 test: setup ## The tests of every change, with real vLLM (session-wide pair of engines)
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -m "not gpu"
 test-fast: setup-control ## The tests that need no engine environment
-	@$(BIN)/python -m pytest -m "not engine"
+	@$(BIN)/python -m pytest -m "not engine and not gpu"
 test-engine: setup ## The tests with real vLLM alone
 	@$(BIN)/python -m pytest -m engine
 
@@ -42,6 +42,12 @@ setup-rdma: ## Set up the virtual machines of test-rdma (Debian's packages, unpa
 	@$(PYTHON) scripts/setup_environments.py rdma
 test-rdma: setup-control setup-rdma ## RDMA for real, on soft-RoCE between two virtual machines; ends with one line of JSON
 	@$(BIN)/python tests/rdma/run.py
+
+.PHONY: test-nixl test-gpu
+test-nixl: setup-control setup-peers ## The nixl transport over the real library, between processes; ends with one line of JSON
+	@$(BIN)/python tests/nixl/run.py
+test-gpu: setup ## The tests that need two GPUs of one node
+	@$(BIN)/python -m pytest -m gpu
 
 .PHONY: lint type imports check-protos protos format licences
 lint: setup-control ## Style, names, banned calls, unused dependencies

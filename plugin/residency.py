@@ -21,6 +21,7 @@ from relight.plugin.doors import Doors
 from relight.plugin.settings import Settings
 from relight.transfer import grants
 from relight.transfer.breaker import Breaker
+from relight.transfer.device_segment import on_host
 from relight.transfer.manifest import Canary, TensorEntry, WeightManifest
 from relight.transfer.pace import Pace
 from relight.transfer.request import Cancel, Holder, Kept, OnProgress, Options, Wanted
@@ -283,7 +284,7 @@ class Residency:
                 self.state, self.level = Residence.AWAKE, 0
                 if self._host_copy is not None:
                     self._host_copy.close(0)
-                    self._host_copy.segment.close()
+                    on_host(self._host_copy.segment).close()
                     self._host_copy = None
 
     # ------------------------------------------------------------------ reading
@@ -292,4 +293,4 @@ class Residency:
     def host_copy_bytes(self) -> int:
         """Bytes of the host copy, 0 without one."""
         host = self._host_copy
-        return host.segment.resident_bytes() if host is not None else 0
+        return on_host(host.segment).resident_bytes() if host is not None else 0

@@ -21,7 +21,10 @@ from collections.abc import Iterator
 
 from relight.core.errors import LocalFault
 from relight.transfer.plan import HUGE
+from relight.transfer.verify import blocks_of
 
+HOST = -1
+"""In place of a device's number: memory of the host."""
 HUGE_SECONDS = 1.2e-3
 """Processor time that a huge page may take in the mean: its 512 small pages take about as long."""
 HUGE_TRIES = 2
@@ -62,7 +65,8 @@ def _map(length: int, protection: int, fd: int) -> int:
     return int(address)
 
 
-def _buffer(address: int, length: int) -> memoryview:
+def opaque(address: int, length: int) -> memoryview:
+    """[address, address + length) as a buffer; it is not looked at."""
     return memoryview((ctypes.c_ubyte * length).from_address(address)).cast("B")
 
 
@@ -83,6 +87,8 @@ def _taken(descriptor: int, length: int) -> int:
 class Segment:
     """One memfd-backed region of `bytes` (a multiple of 2 MiB), mapped read-write in this process."""
 
+    device = HOST
+
     def __init__(self, name: str, length: int, descriptor: int | None = None) -> None:
         """Reserves the region; no page is allocated yet. Raises LocalFault.
 
@@ -97,7 +103,7 @@ class Segment:
         except OSError as error:
             raise LocalFault(f"a segment of {self.bytes} bytes: {error}") from error
         self.address = _map(self.bytes, _PROT_READ | _PROT_WRITE, self.fd)
-        self.view = _buffer(self.address, self.bytes)
+        self.view = opaque(self.address, self.bytes)
 
     def populate(self, start: int, stop: int, *, patient: bool = False) -> None:
         """Allocates and maps the pages of [start, stop), in whole 2 MiB steps. Raises LocalFault (no memory).
@@ -146,6 +152,10 @@ class Segment:
         self._there = bytearray(len(self._there))
         self._huge_allowance = HUGE_TRIES * HUGE_SECONDS
 
+    def digests(self, start: int, stop: int) -> bytes:
+        """The digests of the blocks of [start, stop), one after the other."""
+        return blocks_of(self.view[start:stop])
+
     def resident_bytes(self) -> int:
         """Bytes that the segment occupies now, whoever maps it."""
         return os.fstat(self.fd).st_blocks * 512
@@ -183,7 +193,7 @@ class MappedPeer:
             self.address = _map(size, _PROT_READ, fd)
         finally:
             os.close(fd)
-        self.view = _buffer(self.address, size)
+        self.view = opaque(self.address, size)
 
     def close(self) -> None:
         """Unmaps the peer's pages."""

@@ -19,12 +19,12 @@ from relight.core.fingerprint import Fingerprint
 from relight.core.records import Phase
 from relight.transfer.board import Bitmap, Board
 from relight.transfer.chunks import Chunk, Places, cut
+from relight.transfer.device_segment import AnySegment
 from relight.transfer.manifest import WeightManifest
 from relight.transfer.plan import shares
 from relight.transfer.request import Holder, Options, Progress, Received, Wanted
-from relight.transfer.segment import Segment, spans
+from relight.transfer.segment import spans
 from relight.transfer.stream import Stream
-from relight.transfer.verify import blocks_of
 
 PAGES_BYTES = 16 << 20
 """Pages are brought back in steps of this, so that a refill that failed elsewhere stops soon."""
@@ -55,7 +55,7 @@ def check_source(theirs: WeightManifest, wanted: Wanted, source: str) -> None:
 
 
 def refill(
-    segment: Segment,
+    segment: AnySegment,
     wanted: Wanted,
     holders: Sequence[Holder],
     *,
@@ -99,7 +99,13 @@ class Refill:
     """The state that the threads of one refill share. Used once."""
 
     def __init__(
-        self, segment: Segment, wanted: Wanted, holders: Sequence[Holder], streams: int, clock: Clock, options: Options
+        self,
+        segment: AnySegment,
+        wanted: Wanted,
+        holders: Sequence[Holder],
+        streams: int,
+        clock: Clock,
+        options: Options,
     ) -> None:
         self.segment, self.wanted, self.clock, self.options = segment, wanted, clock, options
         self._streams = streams
@@ -251,7 +257,7 @@ class Refill:
             places = Places(manifest.tensors, self.wanted.tensors)
             for chunk in chunks:
                 pieces = [piece for run in places.runs([chunk]) for piece in run.whole.pieces]
-                if all(blocks_of(self.segment.view[p.start : p.stop]) == p.digests for p in pieces):
+                if all(self.segment.digests(p.start, p.stop) == p.digests for p in pieces):
                     found.add(chunk.number)
         return found
 

@@ -16,9 +16,9 @@ from relight.core.failpoints import hit
 from relight.transfer import grants
 from relight.transfer.board import Bitmap
 from relight.transfer.chunks import Chunk, Places
+from relight.transfer.device_segment import AnySegment
 from relight.transfer.manifest import Canary, WeightManifest, dump
 from relight.transfer.pace import Pace
-from relight.transfer.segment import Segment
 
 RELAY_SECONDS = 2.0
 """How long a reader waits here for a chunk that is still to come, before it is told to look elsewhere."""
@@ -56,7 +56,12 @@ class Source:
     """One engine member's readable weights. Thread-safe: each reader is served by a thread of its own."""
 
     def __init__(
-        self, instance: str, segment: Segment, manifest: WeightManifest | None, clock: Clock, pace: Pace | None = None
+        self,
+        instance: str,
+        segment: AnySegment,
+        manifest: WeightManifest | None,
+        clock: Clock,
+        pace: Pace | None = None,
     ) -> None:
         """Without a `manifest` it is a relay: readers wait until `relay` says what it receives.
 

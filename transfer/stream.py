@@ -16,11 +16,11 @@ from relight.core.errors import LocalFault, RemoteFault
 from relight.core.failpoints import hit
 from relight.transfer.board import Bitmap
 from relight.transfer.chunks import Chunk, Places, Run, Step
+from relight.transfer.device_segment import on_host
 from relight.transfer.onepass import copied
 from relight.transfer.request import Holder
 from relight.transfer.source import RELAY_SECONDS
 from relight.transfer.transports.base import READ_BYTES, Missing, Question, Reader
-from relight.transfer.verify import blocks_of
 
 if TYPE_CHECKING:
     from relight.transfer.session import Agreed, Refill
@@ -176,21 +176,21 @@ class Stream:
 
     def _bring_run(self, reader: Reader, run: Run) -> bool:
         """False when the refill failed meanwhile."""
-        refill, view, monotonic = self.refill, self.refill.segment.view, self.refill.clock.monotonic
+        refill, segment, monotonic = self.refill, self.refill.segment, self.refill.clock.monotonic
         pulled = verified = 0.0
         begun = monotonic()
         try:
             for step in (run.whole,) if reader.lends else run.steps():
                 if refill.failure is not None:
                     return False
-                here, found = view[step.start : step.stop], b""
-                if (lent := reader.fill(len(here))) is not None:
-                    found = copied(here, lent, step.parts)
-                altered = hit("transfer.receive", here)
+                found = b""
+                if (lent := reader.fill(step.stop - step.start)) is not None:
+                    found = copied(on_host(segment).view[step.start : step.stop], lent, step.parts)
+                altered = hit("transfer.receive", segment.view[step.start : step.stop])
                 arrived = monotonic()
                 pulled += arrived - begun
                 if lent is None or altered:
-                    found = b"".join([blocks_of(here[start:stop]) for start, stop in step.parts])
+                    found = b"".join([segment.digests(piece.start, piece.stop) for piece in step.pieces])
                 if found != step.digests:
                     self._differs(step, found)
                 begun = monotonic()

@@ -6,6 +6,7 @@ from collections import deque
 
 from relight.core.errors import RelightError, RemoteFault
 from relight.transfer.board import Bitmap
+from relight.transfer.device_segment import on_host
 from relight.transfer.manifest import WeightManifest, parse
 from relight.transfer.source import NotYet, Pin, Source
 from relight.transfer.transports.base import Missing, Question
@@ -53,7 +54,7 @@ class MemoryReader:
             except RelightError as error:
                 raise RemoteFault(f"{self.source} refused a read: {error}") from error
             self._at, self._into = asked.offset, into
-        lent = self._source.segment.view[self._at : self._at + count]
+        lent = on_host(self._source.segment).view[self._at : self._at + count]
         self._at += count
         self._into = self._into[count:]
         return lent

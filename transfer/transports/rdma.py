@@ -8,25 +8,18 @@ after the grant was checked, and dies with the registration: a source deregister
 from __future__ import annotations
 
 import json
-import select
 import socket
 import threading
-from collections import deque
 from contextlib import ExitStack
-from dataclasses import dataclass
 
-from relight.core.clock import Clock, SystemClock
+from relight.core.clock import Clock
 from relight.core.errors import InvalidInput, LocalFault, RemoteFault
-from relight.transfer.segment import Segment, address_of
+from relight.transfer.device_segment import AnySegment
 from relight.transfer.source import Source
 from relight.transfer.transports import wire
-from relight.transfer.transports.base import Question
-from relight.transfer.transports.verbs import DEPTH, LOST_SECONDS, Connection, Device, Memory, Peer, Region
+from relight.transfer.transports.flight import FlightReader, Landed
+from relight.transfer.transports.verbs import LOST_SECONDS, Connection, Device, Memory, Peer, Region
 
-READ_STEP = 4 << 20
-"""Bytes of one posted read: each costs the interpreter about the same, whatever its size."""
-FIRST_PAUSE, LONGEST_PAUSE = 2e-5, 1e-3
-"""Seconds between two looks at the completion queue: short reads are met at once, long ones leave the core alone."""
 RELEASE_SECONDS = 5.0
 """How long a source that stops serving waits for its readers' threads."""
 
@@ -111,7 +104,7 @@ class Landing:
     Registering brings its pages and pins them: close every reader before the segment is dropped.
     """
 
-    def __init__(self, device: str, segment: Segment, lost_seconds: float = LOST_SECONDS) -> None:
+    def __init__(self, device: str, segment: AnySegment, lost_seconds: float = LOST_SECONDS) -> None:
         self.name, self.lost_seconds, self._segment = device, lost_seconds, segment
         self._lock = threading.Lock()
         self._users = 0
@@ -140,35 +133,16 @@ class Landing:
                 device.close()
 
 
-@dataclass(slots=True)
-class _Run:
-    """One permitted read: how much of it was posted, is in place, and was handed on."""
-
-    offset: int
-    into: memoryview
-    allowed: bool = False
-    posted: int = 0
-    placed: int = 0
-    handed: int = 0
-
-
-class RdmaReader(wire.ControlReader):
+class RdmaReader(FlightReader):
     """Reads a source's memory through one card. `deadline` bounds each wait, in seconds."""
 
     def __init__(
         self, address: str, grant: str, source: str, deadline: float, landing: Landing, clock: Clock | None = None
     ) -> None:
-        super().__init__(wire.reaching(*wire.parse_endpoint(address, "rdma"), deadline, source), source)
+        sock = wire.reaching(*wire.parse_endpoint(address, "rdma"), deadline, source)
+        super().__init__(sock, source, deadline, clock)
         # A question that nobody even acknowledges: its link is down, and a read would have failed as soon.
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(landing.lost_seconds * 1000))
-        self._answers = select.poll()
-        self._answers.register(self.sock, select.POLLIN)
-        self.completed = 0
-        """Bytes that the card said it has read."""
-        self._clock, self._deadline, self._aborted = clock or SystemClock(), deadline, False
-        self._runs: deque[_Run] = deque()
-        self._flying = 0
-        self._never = threading.Event()
         self._connection: Connection | None = None
         self._landing: Landing | None = None
         try:
@@ -192,90 +166,21 @@ class RdmaReader(wire.ControlReader):
         self.status("did not connect")
         return region
 
-    def ask(self, question: Question, into: memoryview) -> None:
-        if question.offset + question.length > self._region.bytes:
-            raise RemoteFault(f"{self.source}: its memory ends before {question.offset + question.length}")
-        self._send(wire.READ, question)
-        self._runs.append(_Run(question.offset, into))
-
-    def abort(self) -> None:
-        self._aborted = True
-        super().abort()
-
-    def fill(self, count: int) -> None:
-        run = self._runs[0]
-        if not run.allowed:
-            self._allow(run)
-        pause, until = FIRST_PAUSE, self._clock.monotonic() + self._deadline
-        while run.placed - run.handed < count:
-            self._post()
-            if self._reap():
-                pause, until = FIRST_PAUSE, self._clock.monotonic() + self._deadline
-                continue
-            if self._aborted or self._clock.monotonic() > until:
-                raise RemoteFault(f"{self.source}: stalled on {self._name}")
-            # Verbs wake nobody here: a completion channel cannot be waited on with a deadline.
-            self._never.wait(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
-        run.handed += count
-        if run.handed == len(run.into):
-            self._runs.popleft()
-
     @property
-    def _name(self) -> str:
+    def by(self) -> str:
         return self._landing.name if self._landing else "no card"
 
-    def _allow(self, run: _Run) -> None:
-        try:
-            self.status("refused a read")
-        except BaseException:
-            self._runs.popleft()
-            raise
-        run.allowed = True
+    @property
+    def most(self) -> int:
+        return self._region.bytes
 
-    def _post(self) -> None:
-        """Keeps reads in flight: of the oldest run, and of later ones whose permission is there already."""
+    def post(self, into: int, offset: int, length: int) -> None:
         if self._connection is None:
-            return
-        for run in self._runs:
-            run.allowed = run.allowed or self._allowed_already()
-            if not run.allowed:
-                return
-            while run.posted < len(run.into) and self._flying < DEPTH:
-                length = min(READ_STEP, len(run.into) - run.posted)
-                place = address_of(run.into[run.posted : run.posted + length])
-                try:
-                    self._connection.read(self._memory, place, self._region, run.offset + run.posted, length)
-                except LocalFault as error:
-                    # A card refuses reads when its connection has broken, or it is gone itself: others may go on.
-                    raise RemoteFault(f"{self.source}: {error}") from error
-                run.posted += length
-                self._flying += 1
+            raise LocalFault("the connection is closed")
+        self._connection.read(self._memory, into, self._region, offset, length)
 
-    def _allowed_already(self) -> bool:
-        """Takes a permission that has come; anything else is left until it is that read's turn."""
-        try:
-            # Asked first: a socket with a timeout waits that long even when told not to.
-            if not self._answers.poll(0) or self.sock.recv(1, socket.MSG_PEEK) != wire.OK:
-                return False
-            return self.sock.recv(1) == wire.OK
-        except OSError:
-            return False
-
-    def _reap(self) -> bool:
-        """Counts what is in place now; whether there was anything. Raises RemoteFault when a read failed."""
-        if self._connection is None:
-            return False
-        reads, done, failed = self._connection.completed()
-        self.completed += done
-        self._flying -= reads
-        for run in self._runs:
-            part = min(done, run.posted - run.placed)
-            run.placed += part
-            done -= part
-        if failed:
-            raise RemoteFault(f"{self.source}: a read on {self._name} failed: {failed}")
-        return reads > 0
+    def landed(self) -> Landed:
+        return Landed(*self._connection.completed()) if self._connection else Landed(0, 0, "the connection is closed")
 
     def close(self) -> None:
         if self._connection is not None:

@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 
 from relight.core.errors import InvalidInput, LocalFault, RemoteFault
+from relight.transfer.device_segment import on_host
 from relight.transfer.manifest import WeightManifest
 from relight.transfer.segment import MappedPeer
 from relight.transfer.source import Source
@@ -26,6 +27,14 @@ def peer_uid(sock: socket.socket) -> int:
     return int(_UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[1])
 
 
+def listening_here(path: Path) -> socket.socket:
+    """A unix socket at `path`, for its owner alone; what lay there before is gone. Raises LocalFault."""
+    path.unlink(missing_ok=True)
+    listener = wire.listening(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), str(path))
+    path.chmod(0o600)
+    return listener
+
+
 class ShmListener:
     """Serves one source on a unix socket."""
 
@@ -36,12 +45,10 @@ class ShmListener:
         self._acceptor: wire.Acceptor | None = None
 
     def register(self, source: Source) -> str:
-        self._path.unlink(missing_ok=True)
-        listener = wire.listening(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), str(self._path))
-        self._path.chmod(0o600)
+        segment = on_host(source.segment)
 
         def welcome(sock: socket.socket) -> None:
-            descriptor = source.segment.readonly_fd()
+            descriptor = segment.readonly_fd()
             try:
                 socket.send_fds(sock, [wire.OK], [descriptor])
             finally:
@@ -51,7 +58,7 @@ class ShmListener:
             if peer_uid(sock) == os.geteuid():
                 wire.serve(sock, source, welcome, wire.permitted)
 
-        self._acceptor = wire.Acceptor(listener, handle, "relight-shm-source")
+        self._acceptor = wire.Acceptor(listening_here(self._path), handle, "relight-shm-source")
         return f"unix:{self._path}"
 
     def release(self) -> None:
@@ -61,11 +68,11 @@ class ShmListener:
             self._path.unlink(missing_ok=True)
 
 
-def parse_address(address: str) -> str:
-    """The path of `unix:/path`. Raises InvalidInput."""
+def parse_address(address: str, wanted: str = "unix") -> str:
+    """The path of `unix:/path`, or of another `wanted` scheme. Raises InvalidInput."""
     scheme, _, path = address.partition(":")
-    if scheme != "unix" or not path.startswith("/"):
-        raise InvalidInput(f"expected an address unix:/path, got {address!r}")
+    if scheme != wanted or not path.startswith("/"):
+        raise InvalidInput(f"expected an address {wanted}:/path, got {address!r}")
     return path
 
 

@@ -12,17 +12,19 @@ from collections.abc import Iterator
 
 from relight.core.errors import LocalFault, RemoteFault
 from relight.core.tls import TlsFiles
+from relight.transfer.device_segment import on_host
 from relight.transfer.source import Source
 from relight.transfer.transports import secured, wire
 
 
 def _send(sock: socket.socket, source: Source, offset: int, length: int) -> None:
     """Sends from the segment's pages themselves: nothing is copied here, and the serving core stays free."""
+    segment = on_host(source.segment)
     for start, stop in _paced(source, offset, length):
         while start < stop:
             # Pages under way are read until they are acknowledged. They cannot change: the reader's pin is held until
             # it has all of them, or is cut.
-            sent = os.sendfile(sock.fileno(), source.segment.fd, start, stop - start)
+            sent = os.sendfile(sock.fileno(), segment.fd, start, stop - start)
             if not sent:
                 raise ConnectionResetError("the segment ended before the read did")
             start += sent
@@ -30,8 +32,9 @@ def _send(sock: socket.socket, source: Source, offset: int, length: int) -> None
 
 def _send_secured(sock: socket.socket, source: Source, offset: int, length: int) -> None:
     """Sends through TLS, which has to touch every byte anyway."""
+    segment = on_host(source.segment)
     for start, stop in _paced(source, offset, length):
-        sock.sendall(source.segment.view[start:stop])
+        sock.sendall(segment.view[start:stop])
 
 
 def _paced(source: Source, offset: int, length: int) -> Iterator[tuple[int, int]]:
@@ -54,6 +57,7 @@ class TcpListener:
         self._acceptor: wire.Acceptor | None = None
 
     def register(self, source: Source) -> str:
+        on_host(source.segment)
         context = secured.serving(self._tls) if self._tls else None
         listener = wire.listening_at(self._host, self._port)
         port = listener.getsockname()[1]

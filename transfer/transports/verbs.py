@@ -20,13 +20,12 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from relight.core.errors import InvalidInput, LocalFault
+from relight.transfer.transports.flight import DEPTH
 
 T = TypeVar("T")
 
 DISTRIBUTION = Path("/usr/lib/python3/dist-packages")
 PORT = 1
-DEPTH = 16
-"""Reads in flight on one connection."""
 RETRIES = 6
 """For a peer that is lost, and for one that is not ready. One more would mean for ever: for the latter by the
 specification, for the former with soft-RoCE."""

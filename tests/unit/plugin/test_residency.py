@@ -327,7 +327,7 @@ def test_a_sleeper_comes_back_by_all_cards_of_both_sides(cards, tmp_path: Path, 
     said = sleeper.wake(RungKind.PEER_RDMA, address=addresses["rdma"], grant=grant)
     sleeper.residency.resume()
     assert sleeper.segment.view == source.segment.view
-    assert "peer_rdma from i-a by mlx5_0" in said
+    assert "peer_rdma from i-a by mlx5_" in said
     for engine in (source, sleeper):
         engine.residency.close_source(0.0)
 

@@ -15,17 +15,22 @@ from relight.core.clock import SystemClock, VirtualClock
 from relight.core.fingerprint import Fingerprint
 from relight.core.tls import TlsFiles
 from relight.transfer import grants
+from relight.transfer.device_segment import DeviceSegment
 from relight.transfer.manifest import Canary, TensorEntry, WeightManifest
+from relight.transfer.plan import HUGE
 from relight.transfer.request import Holder, Options, Received, Wanted
 from relight.transfer.segment import Segment
 from relight.transfer.session import refill
 from relight.transfer.source import Source
-from relight.transfer.transports import rdma
+from relight.transfer.transports import nixl, nixl_agent, rdma
 from relight.transfer.transports.base import Reader
 from relight.transfer.transports.memory import MemoryReader
+from relight.transfer.transports.nvlink import NvlinkListener, NvlinkReader, Pair
 from relight.transfer.transports.shm import ShmListener, ShmReader
 from relight.transfer.transports.tcp import TcpListener, TcpReader
 from relight.transfer.verify import blocks_of
+from tests.unit.transfer import fake_nixl
+from tests.unit.transfer.fake_cuda import FakeCuda, FakeMemory
 from tests.unit.transfer.fake_verbs import FakeDevice
 
 LAYOUT = {"engine": "test 1", "dtype": "bfloat16"}
@@ -88,6 +93,27 @@ def bring(
     return refill(rig.target, wanted, holders, streams=streams, clock=SystemClock(), options=Options(**options))
 
 
+def allocations(segment: Segment) -> tuple[int, ...]:
+    """A segment as several allocations of unequal sizes."""
+    return (HUGE, segment.bytes - HUGE) if segment.bytes > HUGE else (segment.bytes,)
+
+
+class FakeDeviceSegment(DeviceSegment):
+    """A device's memory that a test may look at: it is a host's."""
+
+    def __init__(self, number: int, host: Segment) -> None:
+        sizes = allocations(host)
+        super().__init__(FakeCuda(number, FakeMemory(host, sizes)), host.address, sizes)
+        self.populate, self.drop, self.resident_bytes = host.populate, host.drop, host.resident_bytes
+
+
+def onto_devices(rig: Rig) -> None:
+    """From here on the rig's source and target count as memory of two devices."""
+    if isinstance(rig.source.segment, Segment):
+        rig.source.segment = FakeDeviceSegment(0, rig.source.segment)
+        rig.target = FakeDeviceSegment(1, rig.target)
+
+
 Connector = Callable[[Rig, str], Callable[[], Reader]]
 
 
@@ -105,7 +131,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tl
     return files
 
 
-@pytest.fixture(params=["memory", "shm", "tcp", "tls", "rdma"])
+@pytest.fixture(params=["memory", "shm", "tcp", "tls", "rdma", "nixl", "nvlink"])
 def connector(
     request: pytest.FixtureRequest, tmp_path: Path, certificates: Callable[[str], TlsFiles],
     monkeypatch: pytest.MonkeyPatch,
@@ -128,6 +154,20 @@ def connector(
                 stack.callback(card.release)
                 landing = rdma.Landing("fake0", rig.target)
                 return lambda: rdma.RdmaReader(address, grant, "i-source", 5.0, landing)
+            if request.param == "nixl":
+                monkeypatch.setattr(nixl_agent, "_api", lambda: fake_nixl.api)
+                served = nixl.NixlListener(nixl_agent.Agent("fake0:1"), "127.0.0.1")
+                address = served.register(rig.source)
+                stack.callback(served.release)
+                there = nixl.Landing(nixl_agent.Agent("fake0:1"), rig.target)
+                return lambda: nixl.NixlReader(address, grant, "i-source", 5.0, there)
+            if request.param == "nvlink":
+                onto_devices(rig)
+                device = NvlinkListener(tmp_path / "n.sock")
+                address = device.register(rig.source)
+                stack.callback(device.release)
+                pair = Pair(rig.target.cuda)
+                return lambda: NvlinkReader(address, grant, "i-source", 5.0, pair)
             ours, theirs = (certificates(n) if request.param == "tls" else None for n in ("receiver", "source"))
             listener = TcpListener("127.0.0.1", tls=theirs)
             address = listener.register(rig.source)
