@@ -1,9 +1,9 @@
 """A cure for vLLM 0.32.0 on the CPU, which writes an AOT artefact at each cold start and then fails to load it.
 
-vLLM finishes what it loads by `compiled_fn.finalize_loading(config)`, a method of its own backend's functions. On the CPU
-the backend is plain Inductor, whose function lacks it: "Compiling model again due to a load failure", at every start
-(vllm/compilation/decorators.py, `_try_load_aot_compiled_fn`). There is nothing to finish for such a function. So it is
-given a method that does nothing, where it is loaded; vLLM's own checks, counters, log and errors stay.
+vLLM finishes what it loads by `compiled_fn.finalize_loading(config)`, a method of its own backend's functions. On the
+CPU the backend is plain Inductor, whose function lacks it: "Compiling model again due to a load failure", at every
+start (vllm/compilation/decorators.py, `_try_load_aot_compiled_fn`). There is nothing to finish for such a function. So
+it is given a method that does nothing, where it is loaded; vLLM's own checks, counters, log and errors stay.
 """
 
 from __future__ import annotations
