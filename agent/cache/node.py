@@ -102,14 +102,15 @@ class CacheNode:
 
     def _serve(self, sock: socket.socket) -> None:
         sock.settimeout(IDLE_SECONDS)
+        room = self._room
         with suppress(wire.Closed, OSError):
-            if not self._room.acquire(blocking=False):
+            if not room.acquire(blocking=False):
                 messages.refuse(sock, Unavailable(f"{MAX_CONNECTIONS} connections are open"))
                 return
             try:
                 self._converse(sock)
             finally:
-                self._room.release()
+                room.release()
 
     def _converse(self, sock: socket.socket) -> None:
         try:
@@ -274,6 +275,8 @@ class CacheNode:
         # A node of another revision may place a key elsewhere, and give up what we count on: it confirms nothing.
         agreed = {n: h.holdings if h.revision == members.revision else () for n, h in heard.items()}
         plan = plan_repair(self.name, members, self._store.entries(), {n: h.holdings for n, h in heard.items()})
+        for name in plan.superseded:
+            self._store.drop(name)
         fetched, size, failed = 0, 0, []
         for holding, holders in plan.fetch:
             reason = self._fetch(holding, holders, connect)

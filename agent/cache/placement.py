@@ -69,9 +69,10 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """What one node has to do: bundles to fetch, each with the nodes that have it, most recently used first; bundles to
-    give up, because every node that shall keep them does."""
+    """What one node has to do: bundles to give up for another one of the same key; then bundles to fetch, each with the
+    nodes that have it, most recently used first; bundles to give up, because every node that shall keep them does."""
 
+    superseded: tuple[str, ...]
     fetch: tuple[tuple[Holding, tuple[str, ...]], ...]
     drop: tuple[str, ...]
 
@@ -87,16 +88,21 @@ def plan_repair(
     own = {h.bundle: h for h in mine}
     holders: dict[str, set[str]] = {}
     seen: dict[str, Holding] = {}
+    # Two bundles of one key come from two compiles that did not know of each other. Both are good; everybody keeps the
+    # one whose name comes first.
+    first = {h.key: h.bundle for h in own.values()}
     for node, holdings in others.items():
         for holding in holdings:
             holders.setdefault(holding.bundle, set()).add(node)
+            first[holding.key] = min(first.get(holding.key, holding.bundle), holding.bundle)
             known = seen.get(holding.bundle)
             if known is None or holding.last_use > known.last_use:
                 seen[holding.bundle] = holding
+    superseded = tuple(name for name, holding in own.items() if first[holding.key] != name)
     fetch = [
         (holding, tuple(sorted(holders[name])))
         for name, holding in seen.items()
-        if name not in own and me in members.keepers(holding.key)
+        if name not in own and first[holding.key] == name and me in members.keepers(holding.key)
     ]
     fetch.sort(key=lambda item: -item[0].last_use)
     drop = []
@@ -104,7 +110,7 @@ def plan_repair(
         keepers = members.keepers(holding.key)
         if me not in keepers and keepers and holders.get(name, set()).issuperset(keepers):
             drop.append(name)
-    return Repair(tuple(fetch), tuple(drop))
+    return Repair(superseded, tuple(fetch), tuple(drop))
 
 
 @dataclass(frozen=True, slots=True)

@@ -240,7 +240,6 @@ class Ring:
         key = tree.manifest.key.digest
         kept: list[str] = []
         refused: list[str] = []
-        worst: RelightError | None = None
         for node in self._order(ranked(key, self.members.nodes)):
             if len(kept) == self.members.replicas:
                 break
@@ -248,12 +247,16 @@ class Ring:
                 with self.connect(node) as peer, tree.body.open("rb") as body:
                     peer.put(tree.sealed, file_chunks(body, tree.manifest.body_bytes))
                 kept.append(node)
+            except (Conflict, Denied, InvalidInput) as error:
+                # A word about the bundle, not about the node: what one refuses so must not be tried on the next.
+                if not kept:
+                    raise
+                refused.append(str(error))
+                break
             except RelightError as error:
                 refused.append(str(error))
-                if isinstance(error, Conflict | Denied | InvalidInput):
-                    worst = error
         if not kept:
-            raise worst or Unavailable("no cache node takes the bundle: " + "; ".join(refused))
+            raise Unavailable("no cache node takes the bundle: " + "; ".join(refused))
         return Published(tuple(kept), tuple(refused))
 
     # ------------------------------------------------------------------ quarantine, listing

@@ -1,5 +1,4 @@
-"""What engines leave, on the CPU and (trees made as the engines' sources describe them) on GPUs; what of it is
-carried."""
+"""What engines leave: on the CPU, and on GPUs (trees made as the engines' sources describe them)."""
 
 from __future__ import annotations
 
