@@ -258,8 +258,13 @@ class CacheNode:
         """
         members = self._members
 
+        idle: dict[str, Peer] = {}
+
         def connect(node: str) -> Peer:
-            return Peer(node, members.nodes[node], grant(node), PEER_DEADLINE, self._tls)
+            return idle.pop(node, None) or Peer(node, members.nodes[node], grant(node), PEER_DEADLINE, self._tls)
+
+        def release(peer: Peer) -> None:
+            idle[peer.node] = peer
 
         heard: dict[str, Listing] = {}
         for node in sorted(set(members.nodes) - {self.name}):
@@ -279,11 +284,13 @@ class CacheNode:
             self._store.drop(name)
         fetched, size, failed = 0, 0, []
         for holding, holders in plan.fetch:
-            reason = self._fetch(holding, holders, connect)
+            reason = self._fetch(holding, holders, connect, release)
             if reason:
                 failed.append(f"{holding.bundle[:16]}: {reason}")
             else:
                 fetched, size = fetched + 1, size + holding.bytes
+        for peer in idle.values():
+            peer.close()
         surplus = plan_repair(self.name, members, self._store.entries(), agreed).drop
         for name in surplus:
             self._store.drop(name)
@@ -302,11 +309,14 @@ class CacheNode:
             if name in mine and used > mine[name]:
                 self._store.touch(name, used)
 
-    def _fetch(self, holding: Holding, holders: tuple[str, ...], connect: Callable[[str], Peer]) -> str:
+    def _fetch(
+        self, holding: Holding, holders: tuple[str, ...], connect: Callable[[str], Peer],
+        release: Callable[[Peer], None],
+    ) -> str:  # fmt: skip
         """Takes over one bundle. Returns why not, or an empty text."""
         try:
             with RemoteBundle(
-                holding.bundle, holders, connect, self._store.trust, self._store.limits, use=False
+                holding.bundle, holders, connect, self._store.trust, self._store.limits, use=False, release=release
             ) as remote:
                 incoming = self._store.receive(remote.sealed, holding.last_use)
                 if incoming is not None:

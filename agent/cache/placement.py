@@ -129,10 +129,12 @@ def admit(held: Iterable[Holding], need: int, quota: int, last_use: float) -> Ad
     """
     if need > quota:
         return Admission(False, (), f"{need} bytes do not fit into a quota of {quota}")
-    by_age = sorted(held, key=lambda h: (h.last_use, h.bundle))
-    used = sum(h.bytes for h in by_age)
+    there = list(held)
+    used = sum(h.bytes for h in there)
     evicted = []
-    for holding in by_age:
+    if used + need > quota:
+        there.sort(key=lambda h: (h.last_use, h.bundle))
+    for holding in there:
         if used + need <= quota:
             break
         if holding.last_use >= last_use:

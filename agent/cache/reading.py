@@ -37,14 +37,14 @@ class RemoteBundle:
 
     def __init__(
         self, name: str, holders: Sequence[str], connect: Callable[[str], Peer], trust: Trust, limits: Limits,
-        key: CacheKey | None = None, *, use: bool = True,
+        key: CacheKey | None = None, *, use: bool = True, release: Callable[[Peer], None] = Peer.close,
     ) -> None:  # fmt: skip
-        """Asks the holders in turn for the manifest. Raises RemoteFault with all their reasons when none gives a good
-        one.
+        """Asks the holders in turn for the manifest. Raises RemoteFault with all their reasons when none is good.
 
-        With `key` the bundle has to be that key's.
+        With `key` the bundle has to be that key's. `release` gets the connection of the holder that was read last.
         """
         self.name = name
+        self._release = release
         self.faults: list[str] = []
         self.gave: list[str] = []
         self._left = list(holders)
@@ -77,7 +77,9 @@ class RemoteBundle:
 
     def _give_up(self, error: RelightError) -> None:
         self.faults.append(str(error))
-        self.close()
+        if self._peer is not None:
+            self._peer.close()
+            self._peer = None
 
     def chunks(self) -> Iterator[memoryview]:
         """Raises RemoteFault when no holder is left."""
@@ -104,9 +106,9 @@ class RemoteBundle:
             raise
 
     def close(self) -> None:
-        """Ends the connection that is open."""
+        """Releases the connection that is open."""
         if self._peer is not None:
-            self._peer.close()
+            self._release(self._peer)
             self._peer = None
 
     def __enter__(self) -> RemoteBundle:

@@ -101,9 +101,7 @@ def test_a_failed_start_that_says_nothing_of_the_bundle_does_not_accuse_it(exit_
     assert host.prepare().record.installed is not None
 
 
-def test_a_start_that_failed_lets_the_next_one_compile(
-    nodes: Nodes, host: Host, tmp_path: Path
-) -> None:
+def test_a_start_that_failed_lets_the_next_one_compile(nodes: Nodes, host: Host, tmp_path: Path) -> None:
     first = host.prepare()
     assert first.claim is not None
     other = Host(nodes, tmp_path / "host-2")
