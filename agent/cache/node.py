@@ -23,7 +23,7 @@ from relight.agent.cache.placement import Holding, Membership, plan_repair
 from relight.agent.cache.reading import RemoteBundle
 from relight.agent.cache.store import Quarantine, Store
 from relight.core.clock import Clock
-from relight.core.errors import InvalidInput, RelightError, Unavailable
+from relight.core.errors import Conflict, InvalidInput, RelightError, Unavailable
 from relight.core.logs import get_logger
 from relight.core.tls import TlsFiles
 from relight.transfer import grants
@@ -257,7 +257,6 @@ class CacheNode:
         members, and now and then.
         """
         members = self._members
-
         idle: dict[str, Peer] = {}
 
         def connect(node: str) -> Peer:
@@ -275,13 +274,14 @@ class CacheNode:
                 _log.warning("cache.repair-unheard", node=node, reason=str(error))
         for listing in heard.values():
             for record in listing.quarantines:
-                self._store.quarantine(record)
+                with suppress(Conflict):
+                    self._store.quarantine(record)
         self._learn_uses(heard)
         # A node of another revision may place a key elsewhere, and give up what we count on: it confirms nothing.
         agreed = {n: h.holdings if h.revision == members.revision else () for n, h in heard.items()}
         plan = plan_repair(self.name, members, self._store.entries(), {n: h.holdings for n, h in heard.items()})
-        for name in plan.superseded:
-            self._store.drop(name)
+        for name, other, holders in plan.superseded:
+            self._give_way(name, other, holders, connect, release)
         fetched, size, failed = 0, 0, []
         for holding, holders in plan.fetch:
             reason = self._fetch(holding, holders, connect, release)
@@ -308,6 +308,21 @@ class CacheNode:
         for name, used in newest.items():
             if name in mine and used > mine[name]:
                 self._store.touch(name, used)
+
+    def _give_way(
+        self, name: str, other: Holding, holders: tuple[str, ...], connect: Callable[[str], Peer],
+        release: Callable[[Peer], None],
+    ) -> None:  # fmt: skip
+        """Gives a bundle up for another of its key, if that one is signed and of this very key: a word is not
+        enough."""
+        try:
+            key = bundle.parse(self._store.sealed(name).manifest, self._store.limits).key
+            with RemoteBundle(
+                other.bundle, holders, connect, self._store.trust, self._store.limits, key, use=False, release=release
+            ):
+                self._store.drop(name)
+        except RelightError as error:
+            _log.warning("cache.not-superseded", bundle=name, other=other.bundle, reason=str(error))
 
     def _fetch(
         self, holding: Holding, holders: tuple[str, ...], connect: Callable[[str], Peer],

@@ -69,10 +69,11 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """What one node has to do: bundles to give up for another one of the same key; then bundles to fetch, each with the
-    nodes that have it, most recently used first; bundles to give up, because every node that shall keep them does."""
+    """What one node has to do: bundles to give up for another one of the same key, once that one is seen to be good;
+    then bundles to fetch, each with the nodes that have it, most recently used first; bundles to give up, because
+    every node that shall keep them does."""
 
-    superseded: tuple[str, ...]
+    superseded: tuple[tuple[str, Holding, tuple[str, ...]], ...]
     fetch: tuple[tuple[Holding, tuple[str, ...]], ...]
     drop: tuple[str, ...]
 
@@ -98,7 +99,11 @@ def plan_repair(
             known = seen.get(holding.bundle)
             if known is None or holding.last_use > known.last_use:
                 seen[holding.bundle] = holding
-    superseded = tuple(name for name, holding in own.items() if first[holding.key] != name)
+    superseded = tuple(
+        (name, seen[first[holding.key]], tuple(sorted(holders[first[holding.key]])))
+        for name, holding in own.items()
+        if first[holding.key] != name
+    )
     fetch = [
         (holding, tuple(sorted(holders[name])))
         for name, holding in seen.items()

@@ -11,7 +11,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from relight.agent.cache.bundle import Limits
 from relight.agent.cache.key import CacheKey, Difference, nearest
@@ -28,6 +28,8 @@ from relight.core.tls import TlsFiles
 _log = get_logger("agent.cache.ring")
 LEASE_SECONDS = 60.0
 """A compile's holder renews it three times in this; when it dies, others go on after at most this."""
+LONGEST_COMPILE = 3600.0
+"""A claim that was neither published nor released in so long is forgotten: sweeps of half an hour have been seen."""
 SUSPECT_SECONDS = 30.0
 DEADLINE = 5.0
 
@@ -50,6 +52,8 @@ class Absent:
     reason: str
     changed: tuple[Difference, ...] = ()
     quarantined: bool = False
+    unreachable: bool = False
+    """No node answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +82,15 @@ class Claim:
     nodes: tuple[str, ...]
     why: Absent
     waited: float
-    _release: Callable[[Claim], None]
-    _done: threading.Event = field(default_factory=threading.Event)
+    let_go: Callable[[Claim], None]
+    ended: threading.Event = field(default_factory=threading.Event)
+    """Once it is set nobody renews."""
 
     def release(self) -> None:
         """Lets the next one compile, or, after a publication, all waiters fetch."""
-        if not self._done.is_set():
-            self._done.set()
-            self._release(self)
+        if not self.ended.is_set():
+            self.ended.set()
+            self.let_go(self)
 
 
 class Ring:
@@ -136,7 +141,7 @@ class Ring:
             if said.holding is not None:
                 return Present(said.holding.bundle, said.holding.bytes, (*nodes[at:], *nodes[:at]))
         if len(faults) == len(nodes):
-            return Absent("no cache node answers: " + ("; ".join(faults) or "there is none"))
+            return Absent("no cache node answers: " + ("; ".join(faults) or "there is none"), unreachable=True)
         return Absent("no bundle of this key")
 
     def explain(self, key: CacheKey) -> tuple[Difference, ...]:
@@ -161,12 +166,12 @@ class Ring:
         """
         begun = self._clock.monotonic()
         token = secrets.token_hex(16)
+        waited = 0.0
         while True:
             found = self.find(key)
-            waited = self._clock.monotonic() - begun
             if isinstance(found, Present):
-                return Present(found.bundle, found.bytes, found.nodes, waited)
-            if found.quarantined or found.reason.startswith("no cache node"):
+                return replace(found, waited=waited)
+            if found.quarantined or found.unreachable:
                 return found
             claim = self._claim(key, token, waited)
             if isinstance(claim, Absent):
@@ -176,7 +181,7 @@ class Ring:
                 found = self.find(key)
                 if isinstance(found, Present):
                     claim.release()
-                    return Present(found.bundle, found.bytes, found.nodes, waited)
+                    return replace(found, waited=waited)
                 claim.why = Absent(found.reason, self.explain(key), found.quarantined)
                 return claim
             if waited >= deadline_seconds:
@@ -185,6 +190,7 @@ class Ring:
                 )
             with suppress(RelightError), self.connect(claim.node) as peer:
                 peer.wait(key.digest, min(deadline_seconds - waited, max(claim.seconds, 0.05)))
+            waited = self._clock.monotonic() - begun
 
     def _claim(self, key: CacheKey, token: str, waited: float) -> Claim | _Contested | Absent:
         """Leases on all nodes of the key that answer, one after the other in one order for everybody.
@@ -211,7 +217,8 @@ class Ring:
         return claim
 
     def _renew(self, claim: Claim) -> None:
-        while not claim._done.wait(self._lease_seconds / 3):
+        until = self._clock.monotonic() + LONGEST_COMPILE
+        while not claim.ended.wait(self._lease_seconds / 3) and self._clock.monotonic() < until:
             for node in claim.nodes:
                 # A node that went away forgets, or is asked again next time; the others remember.
                 with suppress(RelightError), self.connect(node) as peer:

@@ -31,6 +31,7 @@ from relight.core.logs import get_logger
 
 _log = get_logger("agent.cache.store")
 MAX_REASON = 2000
+MOST_QUARANTINES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,10 +253,15 @@ class Store:
             return list(self._quarantined.values())
 
     def quarantine(self, record: Quarantine) -> None:
-        """Takes a key out of service. Its bundle stays on disk for whoever looks into it, until it is collected."""
+        """Takes a key out of service. Its bundle stays on disk for whoever looks into it, until it is collected.
+
+        Raises Conflict when too many are.
+        """
         with self._lock:
             if record.key in self._quarantined:
                 return
+            if len(self._quarantined) >= MOST_QUARANTINES:
+                raise Conflict(f"{MOST_QUARANTINES} keys are in quarantine here already")
             kept = replace(record, reason=record.reason[:MAX_REASON])
             path = self._root / "quarantine" / record.key
             temporary = self._root / "incoming" / f"quarantine-{record.key}"

@@ -225,7 +225,7 @@ def test_when_the_one_who_compiles_dies_the_next_takes_over(nodes: Nodes) -> Non
     claim = dead.obtain(a_key(), 1.0)
     assert isinstance(claim, Claim)
     # Its process ends without a word: nobody renews.
-    claim._done.set()
+    claim.ended.set()
     found = nodes.ring("next").obtain(a_key(), 30.0)
     assert isinstance(found, Claim)
     assert found.waited > 0
@@ -386,3 +386,21 @@ def test_over_tls_a_node_is_read_with_a_certificate_and_not_without(tmp_path: Pa
         assert "expected an address" in found.reason
     finally:
         served.close()
+
+
+def test_a_node_gives_no_bundle_up_for_one_that_is_only_claimed(nodes: Nodes) -> None:
+    name = put(nodes)
+    held = nodes.holders(name)
+    listing = {
+        "revision": nodes.revision,
+        "holdings": [{"key": a_key().digest, "bundle": "0" * 64, "bytes": 1, "last_use": 9e9}],
+        "quarantines": [],
+    }
+    said = json.dumps(listing).encode()
+    liar = Liar(wire.OK + len(said).to_bytes(4, "big") + said)
+    nodes.members = Membership(nodes.revision, {**nodes.members.nodes, "liar": liar.address})
+    for node in nodes.nodes.values():
+        node.set_members(nodes.members)
+    nodes.repair()
+    assert set(held) <= set(nodes.holders(name))
+    liar.close()
