@@ -26,6 +26,8 @@ KNOWN = {
     "agent.apply.after-journal": "the intent is journalled, nothing was started",
     "agent.wake.before-pull": "the rung is chosen, no byte was read",
     "agent.wake.after-proof": "the wake is proven, nobody was told",
+    "cache.store.before-rename": "a bundle has arrived and is proven, and is not in its place yet",
+    "cache.install.before-rename": "a bundle is staged and proven, and is not in its place yet",
     "transfer.receive": "bytes have arrived and are not verified yet",
     "transfer.source.serve": "the source is about to serve one read",
 }

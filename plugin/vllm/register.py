@@ -4,5 +4,7 @@ from __future__ import annotations
 
 
 def register() -> None:
-    """Makes the load format `relight` known; importing the module registers it once."""
-    from relight.plugin.vllm import loader  # noqa: F401 - the import is the effect
+    """Makes the load format `relight` known (importing the module registers it once); lets compiled code be loaded."""
+    from relight.plugin.vllm import aot, loader  # noqa: F401 - the import is the effect
+
+    aot.cure()
