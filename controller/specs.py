@@ -37,7 +37,7 @@ Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False, strict=Tr
 # A NUL would end an argument early on its way to the process.
 Text = Annotated[str, Field(max_length=4096, pattern=r"^[^\x00]*$")]
 NonEmpty = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")]
-Rungs = Annotated[list[RungKind], Field(min_length=1, max_length=4)]
+Rungs = Annotated[list[RungKind], Field(min_length=1, max_length=len(RungKind))]
 
 
 class _Body(BaseModel):

@@ -73,7 +73,7 @@ def start(node: Process, rate: float, stack: ExitStack) -> tuple[str, str]:
     key = grants.new_key()
     offer = asyncio.run(call(directory / "worker-0.sock", "open_source", {"key": key}, deadline=30.0))
     claims = grants.Claims("serving", int(offer["generation"]), "", "bench", time.time() + 20 * DEADLINE)
-    return offer["tcp"], grants.mint(key, claims)
+    return offer["addresses"]["tcp"], grants.mint(key, claims)
 
 
 def latency_ratio(node: Process, readers: Sequence[Process], rate: float, rounds: int) -> dict[str, float]:

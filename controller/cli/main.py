@@ -179,7 +179,8 @@ def devices(state: State = None, server: Server = None, output: Shown = Output.T
 Replicas = Annotated[int, typer.Argument(min=0, max=10_000, help="How many replicas there shall be.")]
 Model = Annotated[str, typer.Argument(help="The model's name.")]
 Rung = Annotated[
-    list[str] | None, typer.Option("--rung", help="Only these rungs, in order: peer_shm, peer_tcp, host_copy, disk.")
+    list[str] | None,
+    typer.Option("--rung", help="Only these rungs, in order: peer_shm, peer_rdma, peer_tcp, host_copy, disk."),
 ]
 
 

@@ -86,7 +86,7 @@ def subject(one: Live) -> Iterator[Subject]:
     grant = grants.mint(key, grants.Claims(ready["id"], offer["generation"], "", "test", SystemClock().now() + 3600))
 
     def connect() -> ShmReader:
-        return ShmReader(offer["shm"], grant, ready["id"], 5.0, pages)
+        return ShmReader(offer["addresses"]["shm"], grant, ready["id"], 5.0, pages)
 
     pages = Pages()
     reader = connect()
