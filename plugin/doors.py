@@ -39,7 +39,11 @@ class Doors:
         addresses, closed = dict[str, str](), dict[str, str]()
         for always in (ShmListener(own.source_socket(self._rank)), TcpListener(own.bind_host, tls=own.tls)):
             self._listeners.append(always)
-            addresses[always.kind] = always.register(source)
+            try:
+                addresses[always.kind] = always.register(source)
+            except LocalFault:
+                self.close()
+                raise
         found = []
         for card in own.cards:
             listener = RdmaListener(card.name, card.host)
@@ -95,7 +99,8 @@ class Doors:
 
         def holder(n: int) -> Holder:
             card, address = cards[n % len(cards)], theirs[n % len(theirs)]
-            name = f"{peer.instance} by {card.name}"
+            # Of its own for each pair: a holder that is lost is lost by its name.
+            name = f"{peer.instance} by {card.name} to {address.removeprefix(f'{RdmaListener.kind}:')}"
             landing = landings[card.name]
             connect = lambda: RdmaReader(address, peer.grant, name, READ_DEADLINE, landing)  # noqa: E731
             return Holder(name, connect, manifest_digest=peer.manifest_digest)

@@ -387,3 +387,18 @@ def test_ranks_take_the_cards_in_turn_and_a_single_one_takes_all() -> None:
     assert settings.cards_of(0, 1) == cards
     assert [settings.cards_of(rank, 3)[0].name for rank in range(3)] == ["mlx5_0", "mlx5_1", "mlx5_0"]
     assert Settings("i", Path("/x"), "h", "r1", 2).cards_of(1, 2) == ()
+
+
+def test_one_card_reads_the_sources_second_one_when_the_first_is_gone(cards, tmp_path: Path) -> None:
+    source, sleeper = Engine("i-a", tmp_path / "a", cards=2), Engine("i-b", tmp_path / "b", cards=1)
+    addresses, grant = source.offers()
+    first, second = addresses["rdma"].split("+")
+    gone = "rdma:127.0.0.1:1"
+    sleeper.residency.sleep(2)
+    said = sleeper.wake(RungKind.PEER_RDMA, address=f"{gone}+{second}", grant=grant)
+    sleeper.residency.resume()
+    assert first != second
+    assert sleeper.segment.view == source.segment.view
+    assert f"from i-a by mlx5_0 to {second.removeprefix('rdma:')}" in said
+    assert "lost i-a by mlx5_0 to 127.0.0.1:1" in said
+    source.residency.close_source(0.0)
