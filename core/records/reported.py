@@ -50,6 +50,8 @@ class StartRecord:
     rungs: tuple[RungResult, ...] = ()
     phases: tuple[Phase, ...] = ()
     predicted_seconds: float | None = None
+    process: str = ""
+    """How a start's process came to be, with the reason when it was spawned although a zygote was to be forked."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -479,6 +479,7 @@ class StartRecord(_message.Message):
     RUNGS_FIELD_NUMBER: _builtins.int
     PHASES_FIELD_NUMBER: _builtins.int
     PREDICTED_SECONDS_FIELD_NUMBER: _builtins.int
+    PROCESS_FIELD_NUMBER: _builtins.int
     instance: _builtins.str
     incarnation: _builtins.int
     model: _builtins.str
@@ -489,6 +490,7 @@ class StartRecord(_message.Message):
     ok: _builtins.bool
     reason: _builtins.str
     predicted_seconds: _builtins.float
+    process: _builtins.str
     @_builtins.property
     def rungs(self) -> _containers.RepeatedCompositeFieldContainer[Global___RungResult]: ...
     @_builtins.property
@@ -508,10 +510,11 @@ class StartRecord(_message.Message):
         rungs: _abc.Iterable[Global___RungResult] | None = ...,
         phases: _abc.Iterable[Global___Phase] | None = ...,
         predicted_seconds: _builtins.float | None = ...,
+        process: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_predicted_seconds", b"_predicted_seconds", "predicted_seconds", b"predicted_seconds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_predicted_seconds", b"_predicted_seconds", "begun_at", b"begun_at", "ended_at", b"ended_at", "incarnation", b"incarnation", "instance", b"instance", "mode", b"mode", "model", b"model", "ok", b"ok", "operation", b"operation", "phases", b"phases", "predicted_seconds", b"predicted_seconds", "reason", b"reason", "rungs", b"rungs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_predicted_seconds", b"_predicted_seconds", "begun_at", b"begun_at", "ended_at", b"ended_at", "incarnation", b"incarnation", "instance", b"instance", "mode", b"mode", "model", b"model", "ok", b"ok", "operation", b"operation", "phases", b"phases", "predicted_seconds", b"predicted_seconds", "process", b"process", "reason", b"reason", "rungs", b"rungs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__predicted_seconds: _TypeAlias = _typing.Literal["predicted_seconds"]  # noqa: Y015
     _WhichOneofArgType__predicted_seconds: _TypeAlias = _typing.Literal["_predicted_seconds", b"_predicted_seconds"]  # noqa: Y015
