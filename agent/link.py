@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
-from relight.agent.member import Member
-from relight.agent.procfs import DEVICES
+from relight.agent.engines.base import EngineCommand
 from relight.agent.supervisor.client import Exit, Running, SupervisorClient, launch
 from relight.core.clock import Clock
 from relight.core.errors import Unavailable
@@ -76,20 +75,28 @@ class SupervisorLink:
             raise Unavailable("the supervisor is not connected")
         return self._client
 
-    async def spawn(self, member: Member, argv: tuple[str, ...], env: Mapping[str, str], cwd: str) -> Running:
-        """Starts the member's main process. Raises Conflict, InvalidInput, Unavailable."""
-        member.log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        marked = {**env, DEVICES: ",".join(member.assignment.devices)}
+    async def spawn(self, instance: str, command: EngineCommand, log: Path) -> Running:
+        """Starts an instance's main process, or finds it. Raises Conflict, InvalidInput, Unavailable."""
+        log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         while True:
             client = await self._ready()
             for found in await client.list():
                 # The supervisor died after starting it and before it could say so.
-                if found.instance == member.instance:
+                if found.instance == instance:
                     return found
             try:
-                return await client.spawn(member.instance, argv, marked, Path(cwd), member.log_path)
+                return await client.spawn(instance, command.argv, dict(command.env), command.cwd, log)
             except Unavailable:
                 self._forget(client)
+
+    async def adopt(self, instance: str, pid: int) -> Running:
+        """Has the supervisor answer for a forked process. Raises Conflict, NotFound, InvalidInput, Unavailable."""
+        client = await self._ready()
+        try:
+            return await client.adopt(instance, pid)
+        except Unavailable:
+            self._forget(client)
+            raise
 
     async def end(self, instance: str, grace_seconds: float) -> None:
         """Returns when the whole tree is gone. Raises Unavailable when no supervisor comes back."""

@@ -84,12 +84,19 @@ class Procfs:
 
     def pss(self, pid: int) -> int:
         """Proportional set size in bytes; 0 when the process is gone."""
+        return self._rollup(pid, "Pss:")
+
+    def forked(self, pid: int) -> int:
+        """Bytes of its own (not of files) that the process shares with those it was forked from or forked."""
+        return self._rollup(pid, "Shared_Dirty:")
+
+    def _rollup(self, pid: int, name: str) -> int:
         try:
             text = (self._root / str(pid) / "smaps_rollup").read_text()
         except OSError:
             return 0
         for line in text.splitlines():
-            if line.startswith("Pss:"):
+            if line.startswith(name):
                 return int(line.split()[1]) * 1024
         return 0
 

@@ -24,6 +24,7 @@ from relight.agent.rails import Rails, look
 from relight.agent.stages.common import Tools
 from relight.agent.supervisor.client import Exit
 from relight.agent.transitions import SETTLE, Transitions
+from relight.agent.zygotes.keeper import Zygotes
 from relight.core.clock import Clock
 from relight.core.errors import FieldError, InvalidInput
 from relight.core.ids import new_id
@@ -64,6 +65,7 @@ class Agent:
             clock,
             self._on_exit,
         )
+        self._zygotes = Zygotes(self._drivers, config.state_dir / "zygotes", self._link, clock)
         self._fleet = fleet_stream(config.controller(), clock, self._report, self._accept)
         self._devices: tuple[DeviceReport, ...] = ()
         self._rails = Rails(False)
@@ -76,13 +78,13 @@ class Agent:
 
         Raises Unavailable when no supervisor can be had.
         """
-        running = await self._link.open()
+        running = self._zygotes.take_over(await self._link.open())
         ledger = Ledger(self._backend, self._link.owner)
         own = self._config
         self._rails = await asyncio.to_thread(self._look_at_rails)
         tools = Tools(
-            self._clock, self._drivers, self._link, ledger, own.bind_host, own.force_tcp, own.weights_tls(),
-            own.source_rate, lambda: self._rails.cards,
+            self._clock, self._drivers, self._link, self._zygotes, ledger, own.bind_host, own.force_tcp,
+            own.weights_tls(), own.source_rate, lambda: self._rails.cards,
         )  # fmt: skip
         parents = {d.id: d.parent for d in self._backend.enumerate()}
         transitions = Transitions(tools, self._journal, self._config.state_dir, parents, self._changed)
@@ -98,6 +100,7 @@ class Agent:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._link.keep(transitions.reattached))
                 group.create_task(self._fleet.run())
+                group.create_task(self._zygotes.keep())
                 group.create_task(self._watch_health(transitions))
                 group.create_task(self._watch_devices(transitions, ledger))
         finally:
@@ -138,7 +141,7 @@ class Agent:
         return self._transitions is not None and self._transitions.accept(assignment, received_at)
 
     def _on_exit(self, exit_: Exit) -> None:
-        if self._transitions is not None:
+        if not self._zygotes.on_exit(exit_) and self._transitions is not None:
             self._transitions.on_exit(exit_)
 
     def _changed(self, urgent: bool) -> None:

@@ -34,6 +34,18 @@ class EngineCommand:
     cwd: Path
 
 
+ROOM = 8192
+"""Bytes that a zygote's command line and environment leave for those of its children to be shown in."""
+
+
+@dataclass(frozen=True, slots=True)
+class ZygoteCommand:
+    """How to start a zygote (plugin/zygote), and the socket that it forks on once it is ready."""
+
+    command: EngineCommand
+    socket: Path
+
+
 @dataclass(frozen=True, slots=True)
 class MemberContext:
     """Where one member of an instance lives: its private directory, devices, and the address to bind."""
@@ -169,6 +181,11 @@ class EngineDriver(Protocol):
 
     def version(self) -> str | None:
         """The installed engine's version, or None with nothing installed here."""
+        ...
+
+    def zygote(self, directory: Path) -> ZygoteCommand | None:
+        """How to start the process that this engine's members are forked from, living in `directory`; None: there is
+        none, with nothing gained by one."""
         ...
 
     def command(self, context: MemberContext) -> EngineCommand:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from relight.agent.devices.base import Device
 from relight.agent.engines import stub_http, stub_settings
 from relight.agent.engines.base import (
+    ROOM,
     EngineCommand,
     EngineFacts,
     EngineHandle,
@@ -21,6 +22,7 @@ from relight.agent.engines.base import (
     Proof,
     ProofFailed,
     Refill,
+    ZygoteCommand,
 )
 from relight.agent.engines.stub_server import token
 from relight.core.clock import Clock, SystemClock
@@ -38,15 +40,27 @@ def _served_name(context: MemberContext) -> str:
 
 
 class StubDriver:
-    """Takes no settings: each model's `args` say how its stubs behave."""
+    """Each model's `args` say how its stubs behave; with `zygote`, its environment, they are forked from one."""
 
     name = "stub"
 
-    def __init__(self, devices: Sequence[Device] = (), clock: Clock | None = None) -> None:
-        self._clock = clock or SystemClock()
+    def __init__(
+        self, devices: Sequence[Device] = (), clock: Clock | None = None, zygote: Mapping[str, str] | None = None
+    ) -> None:
+        self._clock, self._zygote = clock or SystemClock(), zygote
 
     def version(self) -> str | None:
         return VERSION
+
+    def zygote(self, directory: Path) -> ZygoteCommand | None:
+        if self._zygote is None:
+            return None
+        argv = (
+            sys.executable, "-m", "relight.plugin.zygote", "--socket", str(directory / "s"),
+            "--preload", "relight.agent.engines.stub_preload", "." * ROOM,
+        )  # fmt: skip
+        env = {"RELIGHT_ROOM": "." * ROOM, **self._zygote}
+        return ZygoteCommand(EngineCommand(argv, env, directory), directory / "s")
 
     def command(self, context: MemberContext) -> EngineCommand:
         spec = context.assignment.spec

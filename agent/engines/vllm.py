@@ -21,6 +21,7 @@ import httpx
 
 from relight.agent.devices.base import Device
 from relight.agent.engines.base import (
+    ROOM,
     EngineCommand,
     EngineFacts,
     Health,
@@ -29,6 +30,7 @@ from relight.agent.engines.base import (
     Proof,
     ProofFailed,
     Refill,
+    ZygoteCommand,
 )
 from relight.agent.engines.vllm_ranks import Ranks, offer, refill_arguments, refilled
 from relight.core.clock import Clock, SystemClock
@@ -66,6 +68,10 @@ FIRST_GENERATION_DEADLINE = 180.0
 STALL_SECONDS = 30.0
 """A step that takes longer than this, with requests running, counts as a hung engine."""
 
+_ALWAYS = {
+    "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1", "VLLM_PLUGINS": "relight",
+}  # fmt: skip
+
 _STAGES = (
     (re.compile(r"Warming up model"), "compiling and warming up"),
     (re.compile(r"Loading weights took|Loading safetensors"), "loading weights"),
@@ -80,9 +86,14 @@ class VllmDriver:
 
     name = "vllm"
 
-    def __init__(self, python: str, devices: tuple[Device, ...] = (), clock: Clock | None = None) -> None:
-        """`python` is the interpreter of the engine's environment. Raises InvalidInput when there is none."""
-        self._python = Path(python)
+    def __init__(
+        self, python: str, devices: tuple[Device, ...] = (), clock: Clock | None = None, zygote: bool = True
+    ) -> None:
+        """`python` is the interpreter of the engine's environment; `zygote` keeps one that has imported it.
+
+        Raises InvalidInput when there is none.
+        """
+        self._python, self._zygote = Path(python), zygote
         if not self._python.is_file():
             raise InvalidInput("no engine environment", [FieldError("engines.vllm.python", "an interpreter", python)])
         self._devices = {d.id: d for d in devices}
@@ -102,6 +113,29 @@ class VllmDriver:
                 return None
             self._version = done.stdout.strip()
         return self._version
+
+    def zygote(self, directory: Path) -> ZygoteCommand | None:
+        if not self._zygote:
+            return None
+        socket_path = directory / "s"
+        argv = (
+            str(self._python), "-m", "relight.plugin.zygote", "--socket", str(socket_path),
+            "--preload", "relight.plugin.vllm.preload", "." * ROOM,
+        )  # fmt: skip
+        env = {
+            **_inherited(),
+            **_ALWAYS,
+            # One OS thread: libraries that start theirs when they are loaded are told not to.
+            **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
+            "TOKENIZERS_PARALLELISM": "false",
+            # vLLM sets these for the children that it spawns, and they are read at import.
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",
+            "TORCHINDUCTOR_CPP_DYNAMIC_THREADS": "1",
+            "HOME": str(directory),
+            "VLLM_CACHE_ROOT": str(directory / "cache"),
+            "RELIGHT_ROOM": "." * ROOM,
+        }
+        return ZygoteCommand(EngineCommand(argv, env, directory), socket_path)
 
     def command(self, context: MemberContext) -> EngineCommand:
         spec = context.assignment.spec
@@ -129,13 +163,10 @@ class VllmDriver:
         for path in (caches, home):
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
         return {
-            # The compiler and its tools are found by PATH; nothing else of the agent's environment goes along.
-            **{name: os.environ[name] for name in ("PATH", "LANG", "TZ", "TMPDIR") if name in os.environ},
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
+            **_inherited(),
+            **_ALWAYS,
             "OMP_NUM_THREADS": str(max(cores // max(assignment.spec.devices_per_member, 1), 1)),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "PYTHONUNBUFFERED": "1",
             **assignment.spec.env,
             "HOME": str(home),
             "VLLM_CACHE_ROOT": str(caches / "vllm"),
@@ -168,6 +199,11 @@ class VllmDriver:
 
     def handle(self, context: MemberContext) -> VllmHandle:
         return VllmHandle(context, self._clock)
+
+
+def _inherited() -> dict[str, str]:
+    # The compiler and its tools are found by PATH; nothing else of the agent's environment goes along.
+    return {name: os.environ[name] for name in ("PATH", "LANG", "TZ", "TMPDIR") if name in os.environ}
 
 
 def _divided(spec: ModelSpec) -> tuple[str, ...]:

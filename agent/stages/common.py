@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
-from relight.agent.engines.base import EngineDriver, EngineHandle, MemberContext
+from relight.agent.engines.base import EngineCommand, EngineDriver, EngineHandle, MemberContext
 from relight.agent.ledger import Ledger
 from relight.agent.member import Member
 from relight.agent.supervisor.client import Running
@@ -27,12 +28,20 @@ SUSPEND_DEADLINE = 20.0
 class Spawner(Protocol):
     """The supervisor, as stages see it."""
 
-    async def spawn(self, member: Member, argv: tuple[str, ...], env: Mapping[str, str], cwd: str) -> Running:
+    async def spawn(self, instance: str, command: EngineCommand, log: Path) -> Running:
         """Starts the main process."""
         ...
 
     async def end(self, instance: str, grace_seconds: float) -> None:
         """Returns when the whole tree is gone."""
+        ...
+
+
+class Forker(Protocol):
+    """The slot's zygotes, as stages see them."""
+
+    async def fork(self, engine: str, instance: str, command: EngineCommand, log: Path) -> tuple[Running, str]:
+        """Forks the main process; one line says from what. Raises LocalFault: it has to be spawned, and why."""
         ...
 
 
@@ -43,6 +52,7 @@ class Tools:
     clock: Clock
     drivers: Mapping[str, EngineDriver]
     spawner: Spawner
+    forker: Forker
     ledger: Ledger
     bind_host: str
     force_tcp: bool
@@ -108,6 +118,7 @@ class Recorder:
     begun_at: float
     phases: list[Phase] = field(default_factory=list)
     rungs: list[RungResult] = field(default_factory=list)
+    process: str = ""
 
     @property
     def edge(self) -> float:
@@ -145,6 +156,7 @@ class Recorder:
             reason=reason,
             rungs=tuple(self.rungs),
             phases=tuple(self.phases),
+            process=self.process,
         )
 
 

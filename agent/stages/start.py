@@ -1,15 +1,16 @@
-"""Start: an engine process comes to exist, cold, and becomes ready or (after its first sleep) dormant."""
+"""Start: an engine process comes to exist and becomes ready or (after its first sleep) dormant."""
 
 from __future__ import annotations
 
 import asyncio
 
 from relight.agent.member import Member
+from relight.agent.stages import process
 from relight.agent.stages.common import END_GRACE, RETRY_AFTER, Recorder, Tools, explain, fault
 from relight.agent.stages.sleep import release
 from relight.core.errors import InvalidInput
 from relight.core.logs import get_logger
-from relight.core.records import Desired, Mode
+from relight.core.records import Desired
 from relight.core.states import State
 
 _log = get_logger("agent.start")
@@ -20,7 +21,7 @@ async def start(member: Member, tools: Tools, cause: str) -> None:
 
     Called again in STARTING after the agent's own death it goes on with the process that runs.
     """
-    record = Recorder(member, tools.clock, Mode.COLD, member.received_at)
+    record = Recorder(member, tools.clock, member.assignment.mode, member.received_at)
     member.incarnation += 1
     member.begin(State.STARTING, cause)
     remaining = member.assignment.deadline_seconds - (tools.clock.now() - member.received_at)
@@ -43,7 +44,7 @@ async def _start(member: Member, tools: Tools, record: Recorder, remaining: floa
     if member.pid == 0:
         command = tools.driver(member).command(tools.context(member))
         record.mark("dispatch", "agent: receipt to spawn")
-        running = await tools.spawner.spawn(member, command.argv, command.env, str(command.cwd))
+        running, record.process = await process.begin(member, tools, command)
         member.pid, member.start_time = running.pid, running.start_time
         member.remember()
     handle = tools.attach(member)

@@ -131,6 +131,11 @@ class SupervisorClient:
         reply = await self._call("spawn", instance=instance, argv=list(argv), env=env, cwd=str(cwd), log=str(log))
         return Running(instance, reply["pid"], reply["start_time"])
 
+    async def adopt(self, instance: str, pid: int) -> Running:
+        """It answers for a process that was forked elsewhere. Raises Conflict, NotFound, InvalidInput, Unavailable."""
+        reply = await self._call("adopt", instance=instance, pid=pid)
+        return Running(instance, reply["pid"], reply["start_time"])
+
     async def list(self) -> tuple[Running, ...]:
         """Every instance whose main process lives."""
         reply = await self._call("list")

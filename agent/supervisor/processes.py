@@ -32,7 +32,10 @@ _RESCAN = 0.02
 
 @dataclass(slots=True, eq=False)
 class Main:
-    """The main process of one instance. `deadline` (monotonic) is when SIGTERM's grace ends."""
+    """The main process of one instance. `deadline` (monotonic) is when SIGTERM's grace ends.
+
+    `process` is None for one that was not spawned here: forked from a zygote, or an earlier supervisor's.
+    """
 
     instance: str
     pid: int
@@ -68,9 +71,7 @@ class Processes:
         if instance in self._mains:
             raise Conflict(f"instance {instance} already has process {self._mains[instance].pid}")
         log_path = Path(log)
-        with contextlib.suppress(OSError):
-            if log_path.stat().st_size > LOG_LIMIT:
-                log_path.rename(log_path.with_suffix(log_path.suffix + ".1"))
+        set_aside(log_path)
         marked = {**env, INSTANCE: instance, OWNER: self.owner}
         try:
             with open(log_path, "ab", opener=_private) as out:
@@ -87,18 +88,46 @@ class Processes:
         # Our own child keeps its number until it is reaped here: the reading cannot be of another process.
         start_time = stat.start_time if stat else 0
         main = Main(instance, process.pid, start_time, process, os.pidfd_open(process.pid))
-        self._mains[instance] = main
+        self._own(main)
+        _log.info("process.spawned", instance=instance, pid=main.pid)
+        return main
+
+    def adopt(self, instance: str, pid: int) -> Main:
+        """Answers from now on for a process that was forked elsewhere and carries this instance's marks.
+
+        Raises Conflict when the instance has a process, NotFound when there is none of that number, InvalidInput when
+        it is not of this instance and supervisor.
+        """
+        if instance in self._mains:
+            raise Conflict(f"instance {instance} already has process {self._mains[instance].pid}")
+        try:
+            pidfd = os.pidfd_open(pid)
+        except (OSError, ValueError, OverflowError):
+            raise NotFound(f"no process {pid}") from None
+        # Read after the handle is open: whatever the number meant before, now it is this process's.
+        stat, marks = self._procfs.stat(pid), self._procfs.environ(pid)
+        if stat is None or stat.dead or (marks.get(INSTANCE), marks.get(OWNER)) != (instance, self.owner):
+            os.close(pidfd)
+            told = f"{marks.get(INSTANCE)} of {marks.get(OWNER)}"
+            raise InvalidInput(
+                "not this instance's process", [FieldError("pid", f"marked {instance} of {self.owner}", told)]
+            )
+        main = Main(instance, pid, stat.start_time, None, pidfd)
+        self._own(main)
+        _log.info("process.taken", instance=instance, pid=pid)
+        return main
+
+    def _own(self, main: Main) -> None:
+        self._mains[main.instance] = main
         self._journal.append(
             {
                 "boot": self._procfs.boot_id(),
-                "instance": instance,
+                "instance": main.instance,
                 "pid": main.pid,
-                "start_time": start_time,
+                "start_time": main.start_time,
             },
             sync=True,
         )
-        _log.info("process.spawned", instance=instance, pid=main.pid)
-        return main
 
     def get(self, instance: str) -> Main:
         """Raises NotFound when no such instance lives."""
@@ -168,7 +197,7 @@ class Processes:
         os.close(main.pidfd)
 
     def _reap(self) -> None:
-        by_pid = {m.pid: m for m in self._mains.values() if m.process is not None}
+        by_pid = {m.pid: m for m in self._mains.values()}
         while True:
             try:
                 found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -177,10 +206,13 @@ class Processes:
             if found is None:
                 return
             main = by_pid.get(found.si_pid)
-            if main is None or main.process is None:
-                os.waitpid(found.si_pid, os.WNOHANG)
-            else:
+            if main is not None and main.process is not None:
                 main.code, main.exited = main.process.poll(), True
+                continue
+            _, status = os.waitpid(found.si_pid, os.WNOHANG)
+            if main is not None:
+                # What a zygote forked is our child, although we did not fork it: its parent was orphaned below us.
+                main.code, main.exited = os.waitstatus_to_exitcode(status), True
 
     # ------------------------------------------------------------------ after a supervisor's own death
 
@@ -215,6 +247,13 @@ class Processes:
             if marks[INSTANCE] not in self._mains:
                 _log.warning("process.stray", instance=marks[INSTANCE], pid=stat.pid, name=stat.name)
                 _kill(stat.pid)
+
+
+def set_aside(log: Path) -> None:
+    """Begins a new file where an engine's log grew too large; the earlier one stays as `<name>.1`."""
+    with contextlib.suppress(OSError):
+        if log.stat().st_size > LOG_LIMIT:
+            log.rename(log.with_suffix(log.suffix + ".1"))
 
 
 def _kill(pid: int) -> None:

@@ -189,6 +189,12 @@ class Server:
             )
             self._watch(main)
             return {"pid": main.pid, "start_time": main.start_time}
+        if operation == "adopt":
+            if self._stopping:
+                raise Conflict("the supervisor is shutting down")
+            main = self._processes.adopt(message["instance"], message["pid"])
+            self._watch(main)
+            return {"pid": main.pid, "start_time": main.start_time}
         if operation == "list":
             return {
                 "instances": [

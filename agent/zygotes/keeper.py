@@ -1,0 +1,178 @@
+"""Keeps the slot's zygotes: starts them, takes over those of an earlier agent, replaces those that die or go stale.
+
+Nothing here stops an engine from starting: whoever cannot be forked is told why, and is started the ordinary way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from relight.agent.engines.base import EngineCommand, EngineDriver, ZygoteCommand
+from relight.agent.link import SupervisorLink
+from relight.agent.procfs import INSTANCE, OWNER
+from relight.agent.supervisor.client import Exit, Running
+from relight.agent.supervisor.processes import set_aside
+from relight.agent.zygotes import calls, rules
+from relight.agent.zygotes.calls import Described, Stale
+from relight.core.clock import Clock
+from relight.core.errors import LocalFault, RelightError
+from relight.core.logs import get_logger
+
+_log = get_logger("agent.zygotes")
+PREFIX = "zygote-"
+IMPORT_SECONDS = 180.0
+"""How long an import may take; on an idle machine it takes about ten."""
+PATIENCE = 60.0
+"""How long a start waits for a zygote that imports: an ordinary start would import the same, several times over."""
+_LOOK = 0.1
+_BACKOFF = (1.0, 5.0, 30.0, 120.0)
+_GRACE = 2.0
+
+
+@dataclass(slots=True, eq=False)
+class _Zygote:
+    engine: str
+    how: ZygoteCommand
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when it ended, or has to."""
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while it is known whether it can be forked from: `said` or `why`."""
+    said: Described | None = None
+    why: str = "the zygote was not started yet"
+    exit: Exit | None = None
+
+    @property
+    def instance(self) -> str:
+        return PREFIX + self.engine
+
+
+class Zygotes:
+    """One per driver that has one."""
+
+    def __init__(
+        self, drivers: Mapping[str, EngineDriver], directory: Path, link: SupervisorLink, clock: Clock
+    ) -> None:
+        self._directory, self._link, self._clock = directory, link, clock
+        self._own: dict[str, _Zygote] = {}
+        for name, driver in drivers.items():
+            how = driver.zygote(directory / name)
+            if how is not None:
+                self._own[name] = _Zygote(name, how)
+
+    # ------------------------------------------------------------------ forking
+
+    async def fork(self, engine: str, instance: str, command: EngineCommand, log: Path) -> tuple[Running, str]:
+        """Forks an engine's main process; the supervisor answers for it. Returns it, and one line about the zygote.
+
+        Raises LocalFault with the reason why it has to be started the ordinary way; nothing is left of it then.
+        """
+        zygote = self._own.get(engine)
+        if zygote is None:
+            raise LocalFault("there is no zygote for this engine here")
+        if why := rules.unfit(zygote.how.command.env, command.env):
+            raise LocalFault(why)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE):
+                await zygote.settled.wait()
+        said = zygote.said
+        if said is None:
+            raise LocalFault(zygote.why)
+        set_aside(log)
+        taken: list[Running] = []
+
+        async def take(pid: int) -> None:
+            taken.append(await self._link.adopt(instance, pid))
+
+        marked = replace(command, env={**command.env, INSTANCE: instance, OWNER: self._link.owner})
+        try:
+            await calls.fork(zygote.how.socket, marked, log, take)
+        except Stale as error:
+            zygote.why = str(error)
+            zygote.changed.set()
+            raise
+        except RelightError as error:
+            # The supervisor may have it already: two engines of one instance must never be.
+            with contextlib.suppress(RelightError):
+                await self._link.end(instance, 0)
+            raise LocalFault(str(error)) from error
+        return taken[0], f"forked from a zygote (pid {said.pid}, {said.resident_bytes >> 20} MiB imported)"
+
+    def pid(self, engine: str) -> int:
+        """The process number of an engine's zygote that can be forked from; 0 when there is none."""
+        zygote = self._own.get(engine)
+        return zygote.said.pid if zygote and zygote.said else 0
+
+    # ------------------------------------------------------------------ keeping
+
+    def take_over(self, running: Iterable[Running]) -> tuple[Running, ...]:
+        """Those of `running` that are no zygotes. Zygotes of engines that need none any more stay among them."""
+        own = {z.instance for z in self._own.values()}
+        return tuple(r for r in running if r.instance not in own)
+
+    def on_exit(self, exit_: Exit) -> bool:
+        """Whether what ended was a zygote."""
+        for zygote in self._own.values():
+            if zygote.instance == exit_.instance:
+                zygote.exit = exit_
+                zygote.changed.set()
+                return True
+        return False
+
+    async def keep(self, say: Callable[[], None] = lambda: None) -> None:
+        """Runs for ever; `say` is called whenever one became ready or unusable."""
+        async with asyncio.TaskGroup() as group:
+            for zygote in self._own.values():
+                group.create_task(self._keep(zygote, say))
+
+    async def _keep(self, zygote: _Zygote, say: Callable[[], None]) -> None:
+        failures = 0
+        while True:
+            zygote.changed.clear()
+            zygote.exit = None
+            try:
+                zygote.said = await self._begin(zygote)
+                zygote.why, failures = "", 0
+                _log.info("zygote.ready", engine=zygote.engine, pid=zygote.said.pid, bytes=zygote.said.resident_bytes)
+            except RelightError as error:
+                zygote.why = f"the zygote did not come up: {error}"
+                failures += 1
+            zygote.settled.set()
+            say()
+            if zygote.said is not None:
+                await zygote.changed.wait()
+                zygote.why = zygote.why or "the zygote ended"
+            zygote.said = None
+            _log.warning("zygote.lost", engine=zygote.engine, reason=zygote.why)
+            say()
+            with contextlib.suppress(RelightError):
+                await self._link.end(zygote.instance, _GRACE)
+            await asyncio.sleep(_BACKOFF[min(failures, len(_BACKOFF)) - 1] if failures else 0)
+            if not failures:
+                # The next one is on its way: starts wait for it rather than import on their own.
+                zygote.settled.clear()
+
+    async def _begin(self, zygote: _Zygote) -> Described:
+        command = zygote.how.command
+        command.cwd.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # An earlier agent's is found by the supervisor and answers at once.
+        with contextlib.suppress(LocalFault):
+            return await calls.describe(zygote.how.socket)
+        await self._link.end(zygote.instance, _GRACE)
+        zygote.how.socket.unlink(missing_ok=True)
+        await self._link.spawn(zygote.instance, command, self._directory.parent / "logs" / f"{zygote.instance}.log")
+        deadline = self._clock.monotonic() + IMPORT_SECONDS
+        while True:
+            # Its own sign that it is ready is the socket; an import has no other.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK):
+                    await zygote.changed.wait()
+            if zygote.exit is not None:
+                raise LocalFault(f"{zygote.exit.reason}; see {zygote.instance}.log")
+            if zygote.how.socket.exists():
+                return await calls.describe(zygote.how.socket)
+            if self._clock.monotonic() > deadline:
+                raise LocalFault(f"it imported for more than {IMPORT_SECONDS:g} s")
