@@ -63,6 +63,8 @@ class Member:
     requests_running: int = 0
     unmapped_bytes: int = 0
     retry_at: float = 0.0
+    complete: bool = True
+    """Nothing is left of what a lazy start put off."""
     ending: bool = False
     """Its process is being ended by this agent."""
     task: asyncio.Task[None] | None = None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
+from typing import Any
 
 from relight.agent.journal import InstanceRecord, Journal
 from relight.agent.ledger import Claim
@@ -13,6 +14,7 @@ from relight.agent.member import Changed, Member
 from relight.agent.reconcile import Action, Kind, Local, admit, reconcile
 from relight.agent.stages import health
 from relight.agent.stages.common import END_GRACE, RETRY_AFTER, Tools, explain
+from relight.agent.stages.complete import complete
 from relight.agent.stages.sleep import sleep
 from relight.agent.stages.start import start
 from relight.agent.stages.stop import stop
@@ -48,7 +50,7 @@ class Transitions:
         self._parents, self._changed = parents, changed
         self.members: dict[str, Member] = {}
         self._misses: dict[str, int] = {}
-        self._measures: set[asyncio.Task[None]] = set()
+        self._asides: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._closing = False
 
@@ -215,11 +217,16 @@ class Transitions:
         if self._closing:
             return
         if member.state is State.READY:
-            measure = asyncio.create_task(self._measure(member))
-            self._measures.add(measure)
-            measure.add_done_callback(self._measures.discard)
+            self._aside(self._measure(member))
+            if not member.complete:
+                self._aside(complete(member, self._tools))
         self._changed(True)
         self.advance()
+
+    def _aside(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._asides.add(task)
+        task.add_done_callback(self._asides.discard)
 
     async def _measure(self, member: Member) -> None:
         # Reading a large tree's page tables takes longer than many a wake: its first requests go first.
@@ -302,7 +309,7 @@ class Transitions:
         self._closing = True
         if self._timer is not None:
             self._timer.cancel()
-        tasks = [m.task for m in self.members.values() if m.task is not None] + list(self._measures)
+        tasks = [m.task for m in self.members.values() if m.task is not None] + list(self._asides)
         for task in tasks:
             task.cancel()
         if tasks:

@@ -16,6 +16,7 @@ from enum import StrEnum
 
 from relight.core.clock import Clock
 from relight.core.errors import Conflict, InvalidInput, LocalFault, ModelDirty, RemoteFault, TransferError
+from relight.core.fingerprint import Fingerprint
 from relight.core.records import Phase, RungKind, SourceRef
 from relight.plugin.doors import Doors
 from relight.plugin.settings import Settings
@@ -86,7 +87,10 @@ class Residency:
     """One member's weights, awake or asleep, and its source. Thread-safe; one transition at a time."""
 
     def __init__(self, settings: Settings, rank: int, memory: ModelMemory, clock: Clock) -> None:
-        """`settings` name the instance, its revision and where it listens; `rank` tells its sockets apart."""
+        """`settings` name the instance, its revision and where it listens; `rank` tells its sockets apart.
+
+        One that awaits its weights begins asleep, describes nothing, and is `filled` and settled before it serves.
+        """
         self._memory, self._instance, self._streams, self._clock = memory, settings.instance, settings.streams, clock
         self._doors = Doors(settings, rank, memory.segment)
         self._lock = threading.Lock()
@@ -96,12 +100,36 @@ class Residency:
         self._kept, self._cancel, self._breaker = Kept(), Cancel(), Breaker(clock)
         self._served: tuple[dict[str, str], dict[str, str]] | None = None
         self._revision = settings.revision
-        manifest = memory.describe(self._revision)
+        # Contents that were proven in this process, by revision: what the disk rung is checked against.
+        self._known: dict[str, WeightManifest] = {}
+        self._filled = threading.Event()
+        if settings.awaits:
+            self.state, self.level = Residence.ASLEEP, 2
+            manifest = WeightManifest(Fingerprint(memory.layout, {}, {}), 0, memory.segment.bytes, ())
+        else:
+            manifest = self._known[self._revision] = memory.describe(self._revision)
         self.source = Source(
             settings.instance, memory.segment, manifest, clock, Pace(settings.source_rate, clock)
         )  # fmt: skip
-        # Contents that were proven in this process, by revision: what the disk rung is checked against.
-        self._known: dict[str, WeightManifest] = {self._revision: manifest}
+
+    # ------------------------------------------------------------------ a start that awaits its weights
+
+    def fill(self, seconds: float) -> None:
+        """Returns once a rung has brought weights. Raises LocalFault when none has within `seconds`."""
+        if not self._filled.wait(seconds):
+            raise LocalFault(f"no weights were brought within {seconds:g} s")
+        self.resume()
+
+    def settle(self) -> None:
+        """Describes the filled engine now that all of it exists. Raises LocalFault when a tensor was changed since it
+        was proven: whatever was compiled or warmed up wrote into the weights."""
+        brought = self.source.manifest
+        manifest = self._memory.describe(self._revision)
+        expected = {t.name: t.digest for t in brought.tensors}
+        for tensor in manifest.tensors:
+            if tensor.digest != expected.get(tensor.name):
+                raise LocalFault(f"tensor {tensor.name} was changed by the start itself")
+        self._adopt(replace(manifest, canary=brought.canary), self._revision)
 
     # ------------------------------------------------------------------ source
 
@@ -188,6 +216,7 @@ class Residency:
             else:
                 restored = self._from_holders(order, self._holders(order), progress)
             self.state = Residence.REFILLED
+            self._filled.set()
             return restored
 
     def _holders(self, order: Order) -> list[Holder]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from relight.core.errors import FieldError, InvalidInput
+from relight.core.records import Mode
 from relight.core.tls import TlsFiles
 
 INSTANCE = "RELIGHT_INSTANCE"
@@ -16,6 +17,8 @@ REVISION = "RELIGHT_CONTENT_REVISION"
 STREAMS = "RELIGHT_STREAMS"
 RATE = "RELIGHT_SOURCE_RATE"
 RDMA = "RELIGHT_RDMA"
+MODE = "RELIGHT_MODE"
+START_SECONDS = "RELIGHT_START_SECONDS"
 TLS = ("RELIGHT_TLS_CERTIFICATE", "RELIGHT_TLS_PRIVATE_KEY", "RELIGHT_TLS_AUTHORITY")
 
 
@@ -44,6 +47,15 @@ class Settings:
     tls: TlsFiles | None = None
     source_rate: int | None = None
     cards: tuple[Card, ...] = ()
+    mode: Mode = Mode.COLD
+    """How the engine starts: cold loads its own weights; lazy and normal wait for them to be brought by a rung."""
+    start_seconds: float = 900.0
+    """How long an engine that waits for its weights does so."""
+
+    @property
+    def awaits(self) -> bool:
+        """Whether weights are brought by the agent's rungs instead of being loaded."""
+        return self.mode in (Mode.LAZY, Mode.NORMAL)
 
     def cards_of(self, rank: int, ranks: int) -> tuple[Card, ...]:
         """The cards that one of `ranks` members uses: all of them when it is the only one, else the one in its turn."""
@@ -76,13 +88,20 @@ def read(environ: Mapping[str, str]) -> Settings:
     cards = [Card(*part.split("@", 1)) for part in environ.get(RDMA, "").split(",") if "@" in part]
     if len(cards) != len([part for part in environ.get(RDMA, "").split(",") if part]):
         wrong.append(FieldError(RDMA, "cards as name@address, with ',' between them", environ[RDMA]))
+    modes = (Mode.COLD, Mode.LAZY, Mode.NORMAL)
+    mode = next((m for m in modes if m == environ.get(MODE, Mode.COLD)), None)
+    if mode is None:
+        wrong.append(FieldError(MODE, " or ".join(modes), environ[MODE]))
+    seconds = environ.get(START_SECONDS, "900")
+    if not seconds.replace(".", "", 1).isdigit() or not float(seconds):
+        wrong.append(FieldError(START_SECONDS, "seconds, more than 0", seconds))
     files = [environ.get(name, "") for name in TLS]
     if any(files) and not all(files):
         wrong += [FieldError(n, "set with the others", "nothing") for n, f in zip(TLS, files, strict=True) if not f]
-    if wrong:
+    if wrong or mode is None:
         raise InvalidInput("the engine was not started by an agent", wrong)
     return Settings(
         environ[INSTANCE], Path(environ[DIRECTORY]), environ[BIND_HOST], environ.get(REVISION, ""), int(streams),
         TlsFiles(*map(Path, files)) if all(files) else None, int(rate) if rate else None,
-        tuple(cards),
+        tuple(cards), mode, float(seconds),
     )  # fmt: skip

@@ -4,8 +4,9 @@ An `EngineDriver` knows one kind of engine; it makes an `EngineHandle` for each 
 adopted. A handle never keeps state of its own about awake or asleep: the agent's transitions do, and the
 engine itself refuses what is unsafe (a wake without a refill, for example).
 
-Order within a start:  driver.command -> (supervisor spawns) -> handle.wait_ready -> handle.describe
-                       -> handle.record_canary -> handle.open_source | handle.sleep
+Order within a start:  driver.command -> (forked or spawned) -> handle.wait_empty -> for each rung: handle.refill
+                       -> handle.wait_ready -> handle.describe -> handle.prove_or_record
+                       -> handle.open_source | handle.sleep -> handle.complete until nothing is left
 Order within a wake:   for each rung: handle.refill -> handle.resume -> handle.prove -> handle.open_source
 Order within a sleep:  handle.wait_idle -> handle.close_source -> handle.sleep -> measure
 """
@@ -75,6 +76,8 @@ class EngineFacts:
     weight_bytes: int
     kv_bytes: int
     """Bytes of KV cache resident now (not reserved address space)."""
+    phases: tuple[Phase, ...] = ()
+    """Where the engine's own start time went, on its own clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,16 +116,30 @@ class ProofFailed(Exception):
 class EngineHandle(Protocol):
     """One member of one instance: a started (or adopted) engine. Every call has a deadline of its own."""
 
+    async def wait_empty(self, deadline_seconds: float, progress: Progress) -> bool:
+        """Whether the engine that is starting waits for its weights now; False when it loads them itself, or has them.
+
+        Raises LocalFault at the deadline.
+        """
+        ...
+
+    async def prove_or_record(self) -> tuple[Proof | None, Phase]:
+        """After a start: proves the engine by its source's canary, or records one where the weights came without.
+
+        The phase is named `canary`. Raises ProofFailed, LocalFault.
+        """
+        ...
+
+    async def complete(self) -> int:
+        """Does the next piece of what a lazy start left out; returns how many are left. Raises LocalFault."""
+        ...
+
     async def wait_ready(self, deadline_seconds: float, progress: Progress) -> None:
         """Returns when the engine answers its health check. Raises LocalFault at the deadline or when it died."""
         ...
 
     async def describe(self) -> EngineFacts:
         """Fingerprint, endpoint and sizes. Raises LocalFault."""
-        ...
-
-    async def record_canary(self) -> None:
-        """Generates the canary on the awake, idle engine and stores it in the manifest it offers."""
         ...
 
     async def open_source(self) -> SourceOffer:

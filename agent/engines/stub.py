@@ -28,7 +28,7 @@ from relight.agent.engines.stub_server import token
 from relight.core.clock import Clock, SystemClock
 from relight.core.errors import LocalFault, ModelDirty, RemoteFault
 from relight.core.fingerprint import Fingerprint, digest
-from relight.core.records import Endpoint, OnTimeout, Phase, Rung, SourceOffer
+from relight.core.records import Endpoint, Mode, OnTimeout, Phase, Rung, SourceOffer
 
 VERSION = "1"
 _POLL = 0.01
@@ -71,6 +71,7 @@ class StubDriver:
             "--served-name", _served_name(context),
             "--content", context.assignment.content_revision,
             "--settings", stub_settings.encode(stub_settings.parse(spec.args)),
+            *(() if context.assignment.mode is Mode.COLD else ("--awaits",)),
         )  # fmt: skip
         return EngineCommand(argv, dict(spec.env), context.directory)
 
@@ -108,6 +109,22 @@ class StubHandle:
                 raise ModelDirty(message, cause=RemoteFault(message))
         raise LocalFault(message)
 
+    async def wait_empty(self, deadline_seconds: float, progress: Progress) -> bool:
+        if self._context.assignment.mode is Mode.COLD:
+            return False
+        try:
+            async with asyncio.timeout(deadline_seconds):
+                await _until(self._answers)
+        except TimeoutError:
+            raise LocalFault(f"the engine was not there after {deadline_seconds:g} s") from None
+        return bool((await self._call("state"))["empty"])
+
+    async def prove_or_record(self) -> tuple[Proof | None, Phase]:
+        return await self.prove()
+
+    async def complete(self) -> int:
+        return int((await self._call("complete"))["left"])
+
     async def wait_ready(self, deadline_seconds: float, progress: Progress) -> None:
         try:
             async with asyncio.timeout(deadline_seconds):
@@ -132,14 +149,18 @@ class StubHandle:
             sizes["kv_bytes"],
         )
 
+    async def _answers(self) -> bool:
+        try:
+            await self._call("state")
+        except LocalFault:
+            return False
+        return True
+
     async def _listens(self) -> bool:
         return (self._context.directory / "port").exists()
 
     async def _idle(self) -> bool:
         return not (await self._call("health"))["running"]
-
-    async def record_canary(self) -> None:
-        await self._call("canary")
 
     async def open_source(self) -> SourceOffer:
         found = await self._call("source")

@@ -41,13 +41,23 @@ def _memory(size: int) -> mmap.mmap | None:
 class StubEngine:
     """State of one stub: weights by content name, KV cache, counters."""
 
-    def __init__(self, settings: StubSettings, served_name: str, content: str, clock: Clock) -> None:
+    def __init__(
+        self, settings: StubSettings, served_name: str, content: str, clock: Clock, awaits: bool = False
+    ) -> None:
         self._settings, self._name, self._clock = settings, served_name, clock
-        self._content, self._awake = content, True
-        self._weights, self._kv = _memory(settings.weight_bytes), _memory(settings.kv_bytes)
+        self._content, self._awake = "nothing" if awaits else content, not awaits
+        self._weights = None if awaits else _memory(settings.weight_bytes)
+        self._kv = _memory(settings.kv_bytes)
+        self.filled = asyncio.Event()
+        """Set once an engine that awaits its weights got them."""
+        self._left = settings.pieces
         self._kept: mmap.mmap | None = None
         self._progress_at = clock.monotonic()
         self.counts = {"started": 0, "finished": 0, "aborted": 0, "running": 0, "asleep": 0, "generation": 0}
+
+    def begin(self) -> None:
+        """Serves from now on."""
+        self._awake = True
 
     # ------------------------------------------------------------------ the OpenAI side
 
@@ -133,6 +143,11 @@ class StubEngine:
             case "source":
                 self.counts["generation"] += 1
                 return Response(200, {"generation": self.counts["generation"], "content": self._content})
+            case "state":
+                return Response(200, {"empty": self._weights is None})
+            case "complete":
+                self._left = max(self._left - 1, 0)
+                return Response(200, {"left": self._left})
             case "sleep":
                 return self._sleep()
             case "refill":
@@ -162,6 +177,7 @@ class StubEngine:
             return Response(500, {"fault": fault, "message": f"tensor stub.weight by {rung}: configured"})
         self._weights = self._weights or _memory(self._settings.weight_bytes)
         self._content = "garbage" if fault == "canary" else content
+        self.filled.set()
         return Response(200, {"bytes": self._settings.weight_bytes})
 
 
@@ -172,10 +188,13 @@ async def _run(arguments: argparse.Namespace, settings: StubSettings) -> None:
         os._exit(settings.exit_code)
     if settings.never_ready:
         await asyncio.Event().wait()
-    engine = StubEngine(settings, arguments.served_name, arguments.content, SystemClock())
+    engine = StubEngine(settings, arguments.served_name, arguments.content, SystemClock(), arguments.awaits)
     socket_path = arguments.directory / "control.sock"
     socket_path.unlink(missing_ok=True)
     await asyncio.start_unix_server(lambda r, w: serve_connection(r, w, engine.control), str(socket_path))
+    if arguments.awaits:
+        await engine.filled.wait()
+        engine.begin()
     public = await asyncio.start_server(
         lambda r, w: serve_connection(r, w, engine.public), arguments.host, arguments.port, limit=1 << 20
     )
@@ -199,6 +218,7 @@ def main() -> None:
     parser.add_argument("--served-name", required=True)
     parser.add_argument("--content", default="")
     parser.add_argument("--settings", default="{}")
+    parser.add_argument("--awaits", action="store_true")
     arguments = parser.parse_args()
     settings = from_dict(json.loads(arguments.settings), StubSettings, "stub settings")
     if settings.child:

@@ -42,6 +42,8 @@ class StubSettings:
     sleep_error: str = ""
     sleep_keeps_bytes: int = 0
     """Bytes of the weights that a sleep does not give back."""
+    pieces: int = 1
+    """What a lazy start puts off, to be done piece by piece."""
     child: bool = False
     """Start a child in a session of its own that outlives a killed main, as an engine core does."""
 

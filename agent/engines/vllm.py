@@ -32,12 +32,12 @@ from relight.agent.engines.base import (
     Refill,
     ZygoteCommand,
 )
-from relight.agent.engines.vllm_ranks import Ranks, offer, refill_arguments, refilled
+from relight.agent.engines.vllm_ranks import Ranks, by_name, offer, refill_arguments, refilled
 from relight.core.clock import Clock, SystemClock
 from relight.core.errors import FieldError, InvalidInput, LocalFault
 from relight.core.fingerprint import Fingerprint
 from relight.core.logs import get_logger
-from relight.core.records import Endpoint, ModelSpec, OnTimeout, Phase, Rung, RungKind, SourceOffer
+from relight.core.records import Endpoint, Mode, ModelSpec, OnTimeout, Phase, Rung, RungKind, SourceOffer
 from relight.core.tls import TlsFiles
 from relight.transfer.grants import new_key
 
@@ -176,6 +176,8 @@ class VllmDriver:
             "RELIGHT_ENGINE_DIR": str(context.directory),
             "RELIGHT_BIND_HOST": context.bind_host,
             "RELIGHT_CONTENT_REVISION": assignment.content_revision or assignment.spec.revision,
+            "RELIGHT_MODE": assignment.mode,
+            "RELIGHT_START_SECONDS": str(assignment.deadline_seconds),
             **_tls(context.data_tls),
             **({"RELIGHT_SOURCE_RATE": str(context.source_rate)} if context.source_rate else {}),
             **({"RELIGHT_RDMA": ",".join(context.cards)} if context.cards else {}),
@@ -255,6 +257,22 @@ class VllmHandle:
         self._abort = False
         self._progressed: tuple[float, float] = (-1.0, 0.0)
 
+    async def wait_empty(self, deadline_seconds: float, progress: Progress) -> bool:
+        if self._context.assignment.mode is Mode.COLD:
+            return False
+        try:
+            async with asyncio.timeout(deadline_seconds):
+                while True:
+                    try:
+                        said = await self._ranks.all("describe", CALL_DEADLINE)
+                        return any(s["state"] != "awake" for s in said)
+                    except LocalFault:
+                        progress(await asyncio.to_thread(_stage, self._context.log_path))
+                    # As in wait_ready.
+                    await asyncio.sleep(0.02)
+        except TimeoutError as error:
+            raise LocalFault(f"vllm had no room for weights after {deadline_seconds:.0f} s; see its log") from error
+
     async def wait_ready(self, deadline_seconds: float, progress: Progress) -> None:
         try:
             async with asyncio.timeout(deadline_seconds):
@@ -265,7 +283,7 @@ class VllmHandle:
                     except httpx.TransportError:
                         progress(await asyncio.to_thread(_stage, self._context.log_path))
                     # vLLM tells nobody when it is up: its port is asked until it answers.
-                    await asyncio.sleep(0.25)
+                    await asyncio.sleep(0.05)
         except TimeoutError as error:
             raise LocalFault(f"vllm was not healthy after {deadline_seconds:.0f} s; see its log") from error
 
@@ -276,12 +294,21 @@ class VllmHandle:
             Endpoint(self._url, self._name),
             sum(int(s["weight_bytes"]) for s in said),
             sum(int(s["kv_bytes"]) for s in said),
+            by_name(said),
         )
 
-    async def record_canary(self) -> None:
-        tokens, logprobs = await self._generate(list(CANARY_PROMPT), FIRST_GENERATION_DEADLINE)
-        self._canary = {"prompt_token_ids": list(CANARY_PROMPT), "token_ids": tokens, "logprobs": logprobs}
-        await self._ranks.all("set_canary", CALL_DEADLINE, self._canary)
+    async def prove_or_record(self) -> tuple[Proof | None, Phase]:
+        if self._canary is None:
+            self._canary = await self._ranks.first("canary", CALL_DEADLINE)
+        if self._canary is not None:
+            return await self.prove()
+        begun = self._clock.now()
+        await self._record_canary()
+        return None, Phase("canary", begun, self._clock.now(), "recorded for those who copy from here")
+
+    async def complete(self) -> int:
+        left = await self._post("/collective_rpc", {}, {"method": "relight_complete"}, FIRST_GENERATION_DEADLINE)
+        return max((int(n) for n in left["results"]), default=0)
 
     async def open_source(self) -> SourceOffer:
         key = new_key()
@@ -387,6 +414,11 @@ class VllmHandle:
         await self._http.aclose()
 
     # ------------------------------------------------------------------ inside
+
+    async def _record_canary(self) -> None:
+        tokens, logprobs = await self._generate(list(CANARY_PROMPT), FIRST_GENERATION_DEADLINE)
+        self._canary = {"prompt_token_ids": list(CANARY_PROMPT), "token_ids": tokens, "logprobs": logprobs}
+        await self._ranks.all("set_canary", CALL_DEADLINE, self._canary)
 
     async def _post(
         self, path: str, parameters: Mapping[str, str], body: object = None, deadline: float = CALL_DEADLINE

@@ -88,16 +88,21 @@ def _by_rank(source: SourceRef, count: int) -> list[dict[str, object]]:
     ]
 
 
-def refilled(said: Sequence[Mapping[str, Any]]) -> Refill:
-    """The ranks' refills as one: work of one name lasts from the first rank's begin to the last one's end."""
+def by_name(said: Sequence[Mapping[str, Any]]) -> tuple[Phase, ...]:
+    """The ranks' phases as one: work of one name lasts from the first rank's begin to the last one's end."""
     phases: dict[str, Phase] = {}
     for phase in (Phase(**p) for s in said for p in s["phases"]):
         known = phases.get(phase.name)
         phases[phase.name] = phase if known is None else Phase(
             phase.name, min(known.start, phase.start), max(known.end, phase.end), known.detail
         )  # fmt: skip
+    return tuple(phases.values())
+
+
+def refilled(said: Sequence[Mapping[str, Any]]) -> Refill:
+    """The ranks' refills as one."""
     detail = str(said[0]["detail"]) + (f", each of {len(said)} ranks" if len(said) > 1 else "")
-    return Refill(sum(int(s["bytes"]) for s in said), tuple(phases.values()), detail)
+    return Refill(sum(int(s["bytes"]) for s in said), by_name(said), detail)
 
 
 def offer(said: Sequence[Mapping[str, Any]], key: str) -> SourceOffer:

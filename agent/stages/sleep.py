@@ -28,6 +28,9 @@ async def sleep(member: Member, tools: Tools, cause: str) -> None:
             return
     try:
         member.begin(State.SLEEPING, cause)
+        # A guardian has nothing to warm up when it wakes: what a lazy start put off is done while it can be.
+        while not member.complete:
+            member.complete = await handle.complete() == 0
         await handle.close_source(READERS_DEADLINE)
         member.source = None
         told = await release(member, tools)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+from relight.agent.engines.base import ProofFailed
 from relight.agent.member import Member
-from relight.agent.stages import process
+from relight.agent.stages import ladder, process
 from relight.agent.stages.common import END_GRACE, RETRY_AFTER, Recorder, Tools, explain, fault
 from relight.agent.stages.sleep import release
 from relight.core.errors import InvalidInput
 from relight.core.logs import get_logger
-from relight.core.records import Desired
+from relight.core.records import Desired, Mode
 from relight.core.states import State
 
 _log = get_logger("agent.start")
@@ -43,24 +44,42 @@ async def start(member: Member, tools: Tools, cause: str) -> None:
 async def _start(member: Member, tools: Tools, record: Recorder, remaining: float) -> None:
     if member.pid == 0:
         command = tools.driver(member).command(tools.context(member))
-        record.mark("dispatch", "agent: receipt to spawn")
+        record.mark("dispatch", "agent: receipt to the engine's process")
         running, record.process = await process.begin(member, tools, command)
         member.pid, member.start_time = running.pid, running.start_time
         member.remember()
     handle = tools.attach(member)
+    filled = None
+    if await handle.wait_empty(remaining, member.say):
+        record.mark("process", "the engine's process up to where its weights go")
+        filled = await ladder.fill(member, tools, handle, record)
     await handle.wait_ready(remaining, member.say)
     member.facts = await handle.describe()
-    record.mark("engine", "spawn to the first healthy answer")
-    await handle.record_canary()
-    record.mark("canary", "recorded for those who copy from here")
-    member.level = member.assignment.level
+    record.weave(member.facts.phases)
+    opened = True
+    try:
+        proof, phase = await handle.prove_or_record()
+    except ProofFailed as error:
+        if filled is None:
+            raise
+        await ladder.fall_back(member, tools, handle, record, filled, error)
+    else:
+        opened = False
+        record.add((phase,))
+        if filled is not None:
+            ladder.worked(tools, record, filled, proof)
+    member.level, member.complete = member.assignment.level, member.assignment.mode is not Mode.LAZY
     if member.assignment.desired is Desired.DORMANT:
+        if opened:
+            await handle.close_source(0.0)
+            member.source = None
         told = await release(member, tools)
         record.mark("sleep", told)
         record.finish(True, member.assignment.cause)
         member.move(State.DORMANT, told)
         return
-    member.source = await handle.open_source()
-    record.mark("canary", "the source is opened to readers")
+    if not opened:
+        member.source = await handle.open_source()
+        record.mark("canary", "the source is opened to readers")
     record.finish(True, member.assignment.cause)
     member.move(State.READY, member.assignment.cause or "started")

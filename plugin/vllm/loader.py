@@ -5,6 +5,7 @@ It is used twice: at start, and by the disk rung, which fills the same parameter
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 from torch import nn
@@ -13,6 +14,7 @@ from vllm.config.load import LoadConfig
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
+from relight.plugin import settings as environment
 from relight.plugin.vllm.packing import Packing, keep_plain
 
 LOAD_FORMAT = "relight"
@@ -26,7 +28,9 @@ class RelightLoader(DefaultModelLoader):  # type: ignore[misc]
         super().__init__(replace(load_config, load_format="safetensors"))
 
     def load_weights(self, model: nn.Module, model_config: ModelConfig) -> None:
-        super().load_weights(model, model_config)
+        # What waits for its weights gets them already processed, from a peer, or from here by the disk rung.
+        if not environment.read(os.environ).awaits:
+            super().load_weights(model, model_config)
         keep_plain(model)
 
 

@@ -24,6 +24,7 @@ from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMetho
 from vllm.model_executor.layers.utils import check_cpu_sgl_kernel
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
 
+from relight.core.errors import LocalFault
 from relight.plugin.vllm import handlers
 from relight.plugin.vllm.in_place import InPlace, NotTaken
 
@@ -127,21 +128,19 @@ def keep_plain(model: nn.Module) -> None:
                 bias.data = bias.data.to(torch.float32)
 
 
-def pack(model: nn.Module) -> Packing:
-    """Packs every weight where it lies and points its layer at the kernel. Weights must hold plain values.
+def pack(model: nn.Module, *, filled: bool = True) -> Packing:
+    """Packs every weight where it lies and points its layer at the kernel. Weights hold plain values, or zeros if the
+    model is not `filled` yet.
 
     A weight that several layers share is packed once. Any handler that vLLM made for the output layer is dropped.
     """
     found = Packing()
-    try:
-        in_place: InPlace | None = InPlace()
-    except NotTaken:
-        in_place = None
+    packer = _Packer(filled)
     made: dict[int, tuple[Callable[..., torch.Tensor], int | None]] = {}
     for module in _candidates(model):
         weight = module.weight
         if id(weight) not in made:
-            product, rows = _pack(weight.data, in_place)
+            product, rows = packer.pack(weight.data)
             if rows is not None:
                 found.packed.append((weight, rows))
             else:
@@ -154,28 +153,59 @@ def pack(model: nn.Module) -> Packing:
     return found
 
 
-def _pack(weight: torch.Tensor, in_place: InPlace | None) -> tuple[Callable[..., torch.Tensor], int | None]:
-    """(the product with `weight`, rows in a block); None when the weight stays plain."""
-    plain = weight.clone()
-    if _by_packed_kernel(weight):
+class _Packer:
+    """Packs weight after weight. What a kernel makes of a shape is looked at once, in a weight that shows it."""
+
+    def __init__(self, filled: bool) -> None:
+        self._filled = filled
+        self._known: dict[tuple[torch.Size, torch.dtype], int] = {}
+        try:
+            self._in_place: InPlace | None = InPlace()
+        except NotTaken:
+            self._in_place = None
+
+    def pack(self, weight: torch.Tensor) -> tuple[Callable[..., torch.Tensor], int | None]:
+        """(the product with `weight`, rows in a block); None when the weight stays plain."""
+        key = (weight.shape, weight.dtype)
+        known = self._known.get(key)
+        if known is None and not self._filled:
+            # Zeros look alike in any order. Small whole numbers are exact in every dtype that is packed.
+            weight.copy_((torch.arange(weight.numel()) % 251).view(weight.shape))
+        product, rows = self._by_kernel(weight, known) if _by_packed_kernel(weight) else self._by_handler(weight, known)
+        if rows is not None:
+            self._known[key] = rows
+        return product, rows
+
+    def _by_kernel(self, weight: torch.Tensor, known: int | None) -> tuple[Callable[..., torch.Tensor], int | None]:
+        if known is not None and not self._filled:
+            return _packed_product, known
         packed = torch.ops._C.convert_weight_packed(weight)
         # For small shapes vLLM's packed weight may be of another dtype and size, and cannot be the parameter.
         same = packed.shape == weight.shape and packed.dtype == weight.dtype
-        if same and (rows := rows_of(packed, plain)) is not None:
+        if same and (rows := known or rows_of(packed, weight)) is not None:
             weight.copy_(packed)
             return _packed_product, rows
         return _plain_product, None
-    if in_place is not None:
-        try:
-            handler = in_place.handler(weight)
-        except (NotTaken, RuntimeError):
-            weight.copy_(plain)
-        else:
-            if (rows := rows_of(weight, plain)) is not None:
-                return _handler_product(handler), rows
-            # It is packed in a way that is not understood: the handler goes unused, and is never freed.
-            weight.copy_(plain)
-    return (handlers.linear(weight) if handlers.supported() else _plain_product), None
+
+    def _by_handler(self, weight: torch.Tensor, known: int | None) -> tuple[Callable[..., torch.Tensor], int | None]:
+        if self._in_place is not None:
+            plain = weight.clone() if known is None else weight[:known].clone()
+            try:
+                handler = self._in_place.handler(weight)
+            except (NotTaken, RuntimeError):
+                if known is not None:
+                    raise
+                weight.copy_(plain)
+            else:
+                if known is not None and torch.equal(weight[:known], pack_rows(plain, known)):
+                    return _handler_product(handler), known
+                if known is not None:
+                    raise LocalFault(f"oneDNN packed one weight of shape {tuple(weight.shape)} unlike another")
+                if (rows := rows_of(weight, plain)) is not None:
+                    return _handler_product(handler), rows
+                # It is packed in a way that is not understood: the handler goes unused, and is never freed.
+                weight.copy_(plain)
+        return (handlers.linear(weight) if handlers.supported() else _plain_product), None
 
 
 def _packed_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

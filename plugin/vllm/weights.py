@@ -112,8 +112,11 @@ def _dtype(tensor: torch.Tensor) -> str:
 class Weights:
     """The model's tensors in their segment, and the table that says which lies where."""
 
-    def __init__(self, model: nn.Module, name: str) -> None:
-        """Moves all tensors of `model` into a new segment. Raises LocalFault (no memory, odd dtype)."""
+    def __init__(self, model: nn.Module, name: str, *, filled: bool = True) -> None:
+        """Moves all tensors of `model` into a new segment. Raises LocalFault (no memory, odd dtype).
+
+        Where the model is not `filled` yet its parameters are not copied: their pages come with the first refill.
+        """
         self._places = _scalar_places(model)
         groups = _groups(model)
         offsets, end = [], 0
@@ -121,26 +124,29 @@ class Weights:
             offsets.append(end)
             end += -(-group.bytes // ALIGNMENT) * ALIGNMENT
         self.segment = Segment(name, end)
-        self.segment.populate(0, self.segment.bytes, patient=True)
+        if filled:
+            self.segment.populate(0, self.segment.bytes, patient=True)
         whole = torch.frombuffer(self.segment.view, dtype=torch.uint8)
         self.table: dict[str, TensorEntry] = {}
         self._unsaved: dict[str, bytes] = {}
         parameters = {id(p) for p in model.parameters()}
         for group, offset in zip(groups, offsets, strict=True):
-            self._move(group, offset, whole)
+            saved = all(id(t) in parameters for _, t in group.members)
+            self._move(group, offset, whole, copied=filled or not saved)
             entry = self._entry(group, offset)
             self.table[entry.name] = entry
-            if not all(id(t) in parameters for _, t in group.members):
+            if not saved:
                 # No checkpoint holds buffers and computed attributes: the disk rung needs a copy of its own.
                 self._unsaved[entry.name] = bytes(self._bytes(entry))
 
-    def _move(self, group: _Group, offset: int, whole: torch.Tensor) -> None:
+    def _move(self, group: _Group, offset: int, whole: torch.Tensor, *, copied: bool) -> None:
         # A tied parameter stands under several names; once moved, its address says nothing about its place.
         for tensor in {id(t): t for _, t in group.members}.values():
             at = offset + tensor.data_ptr() - group.start
             size = _reach(tensor) * tensor.element_size()
             view = whole[at : at + size].view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
-            view.copy_(tensor.data)
+            if copied:
+                view.copy_(tensor.data)
             # Assigning .data keeps the object, so every reference to it now reads the segment.
             tensor.data = view
 

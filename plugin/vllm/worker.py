@@ -26,11 +26,12 @@ from relight.core.clock import SystemClock
 from relight.core.errors import LocalFault
 from relight.core.fingerprint import Fingerprint, digest
 from relight.core.logs import configure, get_logger
-from relight.core.records import RungKind, SourceRef
+from relight.core.records import Mode, RungKind, SourceRef
 from relight.plugin import settings as environment
 from relight.plugin.control import ControlServer, Progress
 from relight.plugin.residency import ModelMemory, Order, Residency
-from relight.plugin.vllm import handlers
+from relight.plugin.stages import Stages
+from relight.plugin.vllm import handlers, warmup
 from relight.plugin.vllm.loader import reload_in_place
 from relight.plugin.vllm.packing import pack
 from relight.plugin.vllm.weights import Weights
@@ -62,19 +63,45 @@ def _pages(tensor: torch.Tensor) -> tuple[int, int]:
 class RelightCPUWorker(CPUWorker):  # type: ignore[misc]
     """See the module; `--worker-cls relight.plugin.vllm.worker.RelightCPUWorker`."""
 
+    _relight_rest: tuple[warmup.Piece, ...] = ()
+
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
         configure("engine")
         sys.setswitchinterval(SWITCH_SECONDS)
+        self._relight_stages = Stages(SystemClock())
         super().load_model(load_dummy_weights=load_dummy_weights)
         self._relight_settings = environment.read(os.environ)
-        self._relight_weights = Weights(self.get_model(), self._relight_settings.instance)
+        filled = not self._relight_settings.awaits
+        self._relight_weights = Weights(self.get_model(), self._relight_settings.instance, filled=filled)
         # Packed where they now lie: a handler keeps the address that it was made with.
-        self._relight_packing = pack(self.get_model())
+        self._relight_packing = pack(self.get_model(), filled=filled)
+        self._relight_layout = self._layout()
+        self._relight_stages.end("model", "built" if not filled else "built and loaded")
+        if not filled:
+            self._listen()
+            self._relight.fill(self._relight_settings.start_seconds)
+            self._relight_stages.end("", "")
+
+    def determine_available_memory(self) -> int:
+        if self._relight_settings.mode is Mode.LAZY:
+            self._relight_rest = warmup.least(self.model_runner)
+        available = super().determine_available_memory()
+        self._relight_stages.end("compile", "compiled code is loaded or made, and run once")
+        return int(available)
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         times = super().compile_or_warm_up_model()
+        if self._relight_settings.awaits:
+            self._relight.settle()
+        else:
+            self._listen()
         own, weights = self._relight_settings, self._relight_weights
-        self._relight_layout = self._layout()
+        log.info("worker.ready", instance=own.instance, rank=self.rank, weight_bytes=weights.segment.bytes)
+        self._relight_stages.end("kv", "KV cache and what else comes after the model")
+        return times
+
+    def _listen(self) -> None:
+        own, weights = self._relight_settings, self._relight_weights
         memory = ModelMemory(
             weights.segment, weights.table, self._relight_layout, self._describe, self._reload,
             weights.restore_scalars, self._drop_derived, handlers.rebuild,
@@ -94,8 +121,17 @@ class RelightCPUWorker(CPUWorker):  # type: ignore[misc]
                 "suspend": lambda a, _: self._relight.suspend(),
             },
         )
-        log.info("worker.ready", instance=own.instance, rank=self.rank, weight_bytes=weights.segment.bytes)
-        return times
+
+    def relight_complete(self) -> int:
+        """Called by `collective_rpc`, between steps: does the next piece of what a lazy start left out.
+
+        Returns how many pieces are left.
+        """
+        if self._relight_rest:
+            piece, *rest = self._relight_rest
+            piece()
+            self._relight_rest = tuple(rest)
+        return len(self._relight_rest)
 
     # ------------------------------------------------------------------ called by vLLM, in its own loop
 
@@ -120,6 +156,7 @@ class RelightCPUWorker(CPUWorker):  # type: ignore[misc]
             "kv_bytes": self._cache_resident(),
             "state": str(self._relight.state),
             "level": self._relight.level,
+            "phases": [asdict(p) for p in self._relight_stages.phases],
         }
 
     def _op_open_source(self, arguments: Mapping[str, Any], progress: Progress) -> object:

@@ -48,6 +48,8 @@ def run(ask: Ask, in_child: Callable[[Mapping[str, str]], None]) -> int:
     """Runs the engine to its end as `python -m` would; returns the exit status."""
     sys.argv = [ask.argv[2], *ask.argv[3:]]
     sys.orig_argv[:] = ask.argv
+    # It was imported to have what it imports; as in `python -m`, it runs as __main__ alone.
+    sys.modules.pop(ask.module, None)
     try:
         in_child(ask.env)
         runpy.run_module(ask.module, run_name="__main__", alter_sys=True)

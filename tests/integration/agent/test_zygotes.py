@@ -17,9 +17,9 @@ from relight.agent.engines.base import EngineCommand
 from relight.agent.procfs import Procfs
 from relight.agent.zygotes import calls
 from relight.core.errors import Unavailable
-from relight.core.records import Desired, InstanceAssignment, InstanceReport, Mode
+from relight.core.records import Desired, InstanceAssignment, InstanceReport, Mode, RungKind
 from relight.core.states import State
-from support.agent import DEADLINE, Slot, complete
+from support.agent import DEADLINE, Slot, complete, rungs
 
 MakeSlot = Callable[..., Slot]
 SOURCE = {"PYTHONPATH": str(Path(__file__).parents[3] / "src")}
@@ -35,7 +35,8 @@ async def _up(make_slot: MakeSlot, **env: str) -> Slot:
 def _wanted(
     slot: Slot, *args: str, name: str = "i-a", device: str = "cpu-0", mode: Mode = Mode.NORMAL, **env: str
 ) -> InstanceAssignment:
-    instance = replace(slot.instance(name, Desired.READY, *args, mode=mode), devices=(device,))
+    disk = rungs(RungKind.DISK)
+    instance = replace(slot.instance(name, Desired.READY, *args, mode=mode, rungs=disk), devices=(device,))
     return replace(instance, spec=replace(instance.spec, env={**SOURCE, **env}))
 
 

@@ -1,0 +1,141 @@
+"""The source ladder: rungs in order until one brings proven weights; one that fails leaves its reason."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from relight.agent.engines.base import EngineHandle, Proof, ProofFailed, Refill
+from relight.agent.member import Member
+from relight.agent.stages.common import END_GRACE, SUSPEND_DEADLINE, Recorder, Tools, explain, fault
+from relight.core import failpoints
+from relight.core.errors import LocalFault
+from relight.core.logs import get_logger
+from relight.core.records import Phase, Rung, RungResult, SourceOffer
+
+_log = get_logger("agent.ladder")
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """A rung brought weights that are verified and not proven yet. `begun` is monotonic."""
+
+    rung: Rung
+    refill: Refill
+    begun: float
+
+
+async def climb(member: Member, tools: Tools, handle: EngineHandle, record: Recorder, rung: Rung) -> tuple[str, bool]:
+    """Wakes an engine by one rung: ("", ...) when it is proven, else (the reason, whether a later try may succeed)."""
+    failpoints.hit("agent.wake.before-pull")
+    record.mark("dispatch", "agent: receipt to refill" if not record.rungs else f"agent: on to {rung.kind}")
+    begun = tools.clock.monotonic()
+    refill: Refill | None = None
+    again = True
+    try:
+        refill = await handle.refill(rung, member.assignment.content_revision, member.say)
+        record.add(refill.phases)
+        record.add((await handle.resume(),))
+        proof, phase, member.source = await _prove(handle)
+        record.add((phase,))
+    except ProofFailed as error:
+        # The same bytes would fail again: waiting alone cures nothing.
+        reason, again = _disagrees(error), False
+    except Exception as error:  # noqa: BLE001 - every failure of a rung is a reason
+        reason = _explained(member, rung, error)
+    else:
+        worked(tools, record, Filled(rung, refill, begun), proof)
+        return "", False
+    if refill is not None:
+        # Weights are up and not proven: they go before the next rung is tried.
+        await give_back(member, tools, handle)
+    _failed(member, tools, record, rung, reason, begun, refill.bytes if refill else 0)
+    return f"{rung.kind}: {reason}", again
+
+
+async def fill(member: Member, tools: Tools, handle: EngineHandle, record: Recorder) -> Filled:
+    """Brings weights to an engine that starts and waits for them. Raises LocalFault when no rung does."""
+    reason = "the assignment allows no rung"
+    for rung in member.assignment.rungs:
+        begun = tools.clock.monotonic()
+        try:
+            refill = await handle.refill(rung, member.assignment.content_revision, member.say)
+        except Exception as error:  # noqa: BLE001 - every failure of a rung is a reason
+            reason = _explained(member, rung, error)
+            _failed(member, tools, record, rung, reason, begun, 0)
+            continue
+        record.add(refill.phases)
+        return Filled(rung, refill, begun)
+    raise LocalFault(f"no rung brought weights; the last one: {reason}")
+
+
+async def fall_back(
+    member: Member, tools: Tools, handle: EngineHandle, record: Recorder, filled: Filled, error: ProofFailed
+) -> None:
+    """After a start whose weights are not proven: on to the rungs behind. Raises LocalFault when none is proven."""
+    reason = _disagrees(error)
+    await give_back(member, tools, handle)
+    _failed(member, tools, record, filled.rung, reason, filled.begun, filled.refill.bytes)
+    rungs = member.assignment.rungs
+    for rung in rungs[rungs.index(filled.rung) + 1 :]:
+        reason, _ = await climb(member, tools, handle, record, rung)
+        if not reason:
+            return
+    raise LocalFault(reason)
+
+
+def worked(tools: Tools, record: Recorder, filled: Filled, proof: Proof | None) -> None:
+    """Notes the rung that led to a proven engine; without a proof it is the first of its content, and is trusted."""
+    rung, refill = filled.rung, filled.refill
+    proven = f"canary of {proof.tokens} tokens agrees" if proof else "its canary is the first of this content"
+    said = f"{rung.reason}; {refill.detail}; {proven}"
+    seconds = tools.clock.monotonic() - filled.begun
+    source = rung.source.instance if rung.source else ""
+    left = _left_aside(rung, record.rungs)
+    record.rungs.append(RungResult(rung.kind, True, said, seconds, source, refill.bytes, left))
+
+
+def _failed(member: Member, tools: Tools, record: Recorder, rung: Rung, reason: str, begun: float, moved: int) -> None:
+    _log.warning("rung.failed", instance=member.instance, rung=rung.kind, reason=reason)
+    record.mark("pull", f"{rung.kind} failed: {reason}")
+    source = rung.source.instance if rung.source else ""
+    record.rungs.append(RungResult(rung.kind, False, reason, tools.clock.monotonic() - begun, source, moved))
+
+
+def _disagrees(error: ProofFailed) -> str:
+    return f"the canary disagrees: {error}"
+
+
+def _explained(member: Member, rung: Rung, error: Exception) -> str:
+    if fault(error) is None:
+        _log.exception("rung.defect", instance=member.instance, rung=rung.kind)
+    return explain(error)
+
+
+def _left_aside(rung: Rung, failed: Sequence[RungResult]) -> str:
+    """The faster paths to a peer that were expected instead, and what became of them."""
+    tried = [f"{r.kind}: {r.reason}" for r in failed if r.kind.transport]
+    return "; ".join([*tried, *filter(None, [rung.instead_of])])
+
+
+async def _prove(handle: EngineHandle) -> tuple[Proof, Phase, SourceOffer]:
+    """Proves the engine, and meanwhile makes it a source; nobody hears of that offer unless the proof is good."""
+    opening = asyncio.ensure_future(handle.open_source())
+    try:
+        proof, phase = await handle.prove()
+    except BaseException:
+        # A source that was opened for nothing is closed by `suspend`, which follows: it must not come after that.
+        await asyncio.gather(opening, return_exceptions=True)
+        raise
+    return proof, phase, await opening
+
+
+async def give_back(member: Member, tools: Tools, handle: EngineHandle) -> None:
+    """The memory is free afterwards, whatever it takes."""
+    try:
+        async with asyncio.timeout(SUSPEND_DEADLINE):
+            await handle.suspend()
+    except Exception as error:  # noqa: BLE001 - an engine that cannot suspend is ended
+        _log.warning("suspend.failed", instance=member.instance, reason=explain(error))
+        await tools.end(member, END_GRACE)
