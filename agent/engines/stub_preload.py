@@ -6,7 +6,7 @@ import importlib
 import os
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 FAULT = "STUB_ZYGOTE"
 """`thread`: a thread is left by the import; `import`: the import fails."""
@@ -30,3 +30,12 @@ def in_child(env: Mapping[str, str]) -> None:
 
 def _thread() -> None:
     threading.Thread(target=threading.Event().wait, daemon=True, name="left-behind").start()
+
+
+def model_of(argv: Sequence[str]) -> str:
+    """A stub's model is its settings."""
+    return argv[argv.index("--settings") + 1] if "--settings" in argv else ""
+
+
+def prepare(argv: Sequence[str]) -> None:
+    """A stub has nothing to read."""

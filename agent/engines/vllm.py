@@ -133,6 +133,7 @@ class VllmDriver:
             "TORCHINDUCTOR_CPP_DYNAMIC_THREADS": "1",
             "HOME": str(directory),
             "VLLM_CACHE_ROOT": str(directory / "cache"),
+            "TORCHINDUCTOR_CACHE_DIR": str(directory / "inductor"),
             "RELIGHT_ROOM": "." * ROOM,
         }
         return ZygoteCommand(EngineCommand(argv, env, directory), socket_path)

@@ -44,6 +44,10 @@ class Forker(Protocol):
         """Forks the main process; one line says from what. Raises LocalFault: it has to be spawned, and why."""
         ...
 
+    async def started(self, instance: str) -> None:
+        """The instance serves, or sleeps: what it was forked from may prepare for its like."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Tools:

@@ -39,6 +39,8 @@ async def start(member: Member, tools: Tools, cause: str) -> None:
         member.pid = member.start_time = 0
         # Wrong arguments stay wrong; anything else may pass.
         member.fail(reason, None if isinstance(error, InvalidInput) else RETRY_AFTER)
+    else:
+        await tools.forker.started(member.instance)
 
 
 async def _start(member: Member, tools: Tools, record: Recorder, remaining: float) -> None:

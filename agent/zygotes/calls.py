@@ -29,33 +29,56 @@ class Described:
     pid: int
     imported_seconds: float
     resident_bytes: int
+    models: tuple[str, ...] = ()
+    """Those that are prepared, by the command line that their engines have in common."""
 
 
 async def describe(socket: Path) -> Described:
     """Raises Stale when it does not answer."""
     async with _connected(socket, DESCRIBE_SECONDS) as (reader, writer):
         said = await _say(reader, writer, {"describe": {}})
-        return Described(int(said["pid"]), float(said["imported_seconds"]), int(said["resident_bytes"]))
+        seconds, resident = float(said["imported_seconds"]), int(said["resident_bytes"])
+        return Described(int(said["pid"]), seconds, resident, tuple(said["models"]))
 
 
-async def fork(socket: Path, command: EngineCommand, log: Path, take: Callable[[int], Awaitable[None]]) -> int:
-    """Forks an engine, has `take` answer for its pid, and only then lets it go on. Returns the pid.
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """An engine's main process, and whether its model had been prepared."""
+
+    pid: int
+    prepared: bool
+
+
+async def prepare(socket: Path, command: EngineCommand, log: Path) -> None:
+    """Has the zygote read the model of such an engine, for its next forks; it goes on by itself. Raises LocalFault."""
+    async with _connected(socket, DESCRIBE_SECONDS) as (reader, writer):
+        _granted(await _say(reader, writer, {"prepare": _ask(command, log)}))
+
+
+async def fork(socket: Path, command: EngineCommand, log: Path, take: Callable[[int], Awaitable[None]]) -> Forked:
+    """Forks an engine, has `take` answer for its pid, and only then lets it go on.
 
     Whatever is raised (LocalFault, Stale, or what `take` raises), nothing of it is left running.
     """
     async with _connected(socket, FORK_SECONDS) as (reader, writer):
-        said = await _say(reader, writer, {
-            "fork": {"argv": command.argv, "env": dict(command.env), "cwd": str(command.cwd), "log": str(log)}
-        })  # fmt: skip
-        if "refused" in said:
-            raise (Stale if said.get("stale") else LocalFault)(f"the zygote refuses: {said['refused']}")
+        said = _granted(await _say(reader, writer, {"fork": _ask(command, log)}))
         pid = int(said["pid"])
         # Not until somebody would end it: it waits for this line, and exits when the connection breaks instead.
         await take(pid)
         writer.write(b"go\n")
         with contextlib.suppress(OSError):
             await writer.drain()
-        return pid
+        return Forked(pid, bool(said.get("model")))
+
+
+def _ask(command: EngineCommand, log: Path) -> dict[str, Any]:
+    return {"argv": command.argv, "env": dict(command.env), "cwd": str(command.cwd), "log": str(log)}
+
+
+def _granted(said: dict[str, Any]) -> dict[str, Any]:
+    if "refused" in said:
+        raise (Stale if said.get("stale") else LocalFault)(f"the zygote refuses: {said['refused']}")
+    return said
 
 
 @contextlib.asynccontextmanager

@@ -58,6 +58,7 @@ class Zygotes:
     ) -> None:
         self._directory, self._link, self._clock = directory, link, clock
         self._own: dict[str, _Zygote] = {}
+        self._unprepared: dict[str, tuple[_Zygote, EngineCommand]] = {}
         for name, driver in drivers.items():
             how = driver.zygote(directory / name)
             if how is not None:
@@ -89,7 +90,7 @@ class Zygotes:
 
         marked = replace(command, env={**command.env, INSTANCE: instance, OWNER: self._link.owner})
         try:
-            await calls.fork(zygote.how.socket, marked, log, take)
+            forked = await calls.fork(zygote.how.socket, marked, log, take)
         except Stale as error:
             zygote.why = str(error)
             zygote.changed.set()
@@ -99,7 +100,23 @@ class Zygotes:
             with contextlib.suppress(RelightError):
                 await self._link.end(instance, 0)
             raise LocalFault(str(error)) from error
-        return taken[0], f"forked from a zygote (pid {said.pid}, {said.resident_bytes >> 20} MiB imported)"
+        if not forked.prepared:
+            self._unprepared[instance] = (zygote, command)
+        what = "a zygote of its model" if forked.prepared else "a zygote"
+        return taken[0], f"forked from {what} (pid {said.pid}, {said.resident_bytes >> 20} MiB imported)"
+
+    async def started(self, instance: str) -> None:
+        """A forked engine serves: the next one of its model finds the model prepared."""
+        zygote, command = self._unprepared.pop(instance, (None, None))
+        if zygote is None or command is None or zygote.said is None:
+            return
+        try:
+            await calls.prepare(zygote.how.socket, command, self._log(zygote))
+        except LocalFault as error:
+            _log.warning("zygote.unprepared", engine=zygote.engine, reason=str(error))
+
+    def _log(self, zygote: _Zygote) -> Path:
+        return self._directory.parent / "logs" / f"{zygote.instance}.log"
 
     def pid(self, engine: str) -> int:
         """The process number of an engine's zygote that can be forked from; 0 when there is none."""
@@ -163,7 +180,7 @@ class Zygotes:
             return await calls.describe(zygote.how.socket)
         await self._link.end(zygote.instance, _GRACE)
         zygote.how.socket.unlink(missing_ok=True)
-        await self._link.spawn(zygote.instance, command, self._directory.parent / "logs" / f"{zygote.instance}.log")
+        await self._link.spawn(zygote.instance, command, self._log(zygote))
         deadline = self._clock.monotonic() + IMPORT_SECONDS
         while True:
             # Its own sign that it is ready is the socket; an import has no other.

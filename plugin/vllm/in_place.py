@@ -75,13 +75,15 @@ class InPlace:
         if not self._slots:
             raise NotTaken("vLLM's library calls no posix_memalign through a writable slot")
 
-    def handler(self, weight: torch.Tensor) -> Any:
-        """A handler for `weight` (N, K), which holds plain values and afterwards the packed ones.
+    def handler(self, weight: torch.Tensor, plain: torch.Tensor | None = None) -> Any:
+        """A handler for `weight` (N, K), which holds plain values and afterwards the packed ones; with `plain`, another
+        tensor of the same shape, those of that one.
 
         The handler lives as long as the process: its destructor would hand the tensor's memory to `free`.
         Raises NotTaken.
         """
-        plain = weight.clone()
+        if plain is None:
+            plain = weight.clone()
         with self._answering(weight) as taken:
             made = ops.create_onednn_mm(plain.t(), PRIMITIVES)
         if not taken:

@@ -63,7 +63,10 @@ def rows_of(packed: torch.Tensor, plain: torch.Tensor) -> int | None:
     """In which blocks `packed` holds `plain`; None when in none of them."""
     n, k = plain.shape
     for rows in ROWS:
-        if not n % rows and not k % 2 and torch.equal(packed, pack_rows(plain, rows)):
+        if n % rows or k % 2:
+            continue
+        # Most ways that are wrong show in the first blocks already.
+        if torch.equal(packed[:rows], pack_rows(plain[:rows], rows)) and torch.equal(packed, pack_rows(plain, rows)):
             return rows
     return None
 
@@ -153,12 +156,23 @@ def pack(model: nn.Module, *, filled: bool = True) -> Packing:
     return found
 
 
+def _tell_apart(weight: torch.Tensor) -> None:
+    """Fills `weight` so that it shows how it is packed: zeros look alike in any order."""
+    # Small whole numbers are exact in every dtype that is packed, and a prime period fits into no row.
+    period = torch.arange(251, dtype=weight.dtype)
+    flat = weight.view(-1)
+    whole = flat.numel() // 251 * 251
+    flat[:whole].view(-1, 251).copy_(period)
+    flat[whole:].copy_(period[: flat.numel() - whole])
+
+
 class _Packer:
     """Packs weight after weight. What a kernel makes of a shape is looked at once, in a weight that shows it."""
 
     def __init__(self, filled: bool) -> None:
         self._filled = filled
         self._known: dict[tuple[torch.Size, torch.dtype], int] = {}
+        self._zeros: dict[tuple[torch.Size, torch.dtype], torch.Tensor] = {}
         try:
             self._in_place: InPlace | None = InPlace()
         except NotTaken:
@@ -169,8 +183,7 @@ class _Packer:
         key = (weight.shape, weight.dtype)
         known = self._known.get(key)
         if known is None and not self._filled:
-            # Zeros look alike in any order. Small whole numbers are exact in every dtype that is packed.
-            weight.copy_((torch.arange(weight.numel()) % 251).view(weight.shape))
+            _tell_apart(weight)
         product, rows = self._by_kernel(weight, known) if _by_packed_kernel(weight) else self._by_handler(weight, known)
         if rows is not None:
             self._known[key] = rows
@@ -187,11 +200,19 @@ class _Packer:
             return _packed_product, rows
         return _plain_product, None
 
+    def _blank(self, weight: torch.Tensor) -> torch.Tensor:
+        """Zeros of the weight's shape, to be packed instead of reading all of an empty weight."""
+        key = (weight.shape, weight.dtype)
+        if key not in self._zeros:
+            self._zeros[key] = torch.zeros_like(weight)
+        return self._zeros[key]
+
     def _by_handler(self, weight: torch.Tensor, known: int | None) -> tuple[Callable[..., torch.Tensor], int | None]:
         if self._in_place is not None:
             plain = weight.clone() if known is None else weight[:known].clone()
+            blank = self._blank(weight) if known is not None and not self._filled else None
             try:
-                handler = self._in_place.handler(weight)
+                handler = self._in_place.handler(weight, blank)
             except (NotTaken, RuntimeError):
                 if known is not None:
                     raise

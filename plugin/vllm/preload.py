@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 MODULES = (
     "vllm.entrypoints.cli.main", "vllm.entrypoints.cli.openai", "vllm.entrypoints.cli.serve",
@@ -20,11 +20,25 @@ MODULES = (
     "vllm.v1.engine.async_llm", "vllm.v1.engine.core", "vllm.v1.executor.multiproc_executor",
     "vllm.v1.executor.uniproc_executor", "vllm.v1.structured_output", "vllm.v1.sample.sampler",
     "vllm.model_executor.model_loader", "vllm.model_executor.models.registry",
-    "torch._dynamo", "torch._inductor.compile_fx", "uvloop",
+    "vllm.entrypoints.launchers.run_batch", "vllm.renderers.hf", "vllm.transformers_utils.chat_templates.registry",
+    "vllm.compilation.backends", "vllm.compilation.caching", "vllm.distributed.elastic_ep.elastic_execute",
+    "vllm.model_executor.layers.quantization.online.base", "vllm.model_executor.layers.fused_moe.oracle.int8",
+    "vllm.model_executor.layers.fused_moe.oracle.mxfp8", "vllm.model_executor.layers.fused_moe.oracle.nvfp4",
+    "vllm.v1.pool.flash_maxsim.flash_maxsim_rerank", "vllm.triton_utils.dispatcher", "vllm.utils.cpu_triton_utils",
+    "torch._dynamo", "torch._dynamo.backends.inductor", "torch._inductor.compile_fx", "torch._inductor.hooks",
+    "torch._inductor.codegen.memory_planning", "torch._functorch._aot_autograd.subclass_codegen",
+    "torch.fx.experimental.validator", "setproctitle", "uvloop",
+    "relight.plugin.vllm.register", "relight.plugin.vllm.aot",
 )  # fmt: skip
+"""What vLLM's server and engine core import on their way to the first token, much of it only when it is needed.
+
+A release that moves one is told by name (ImportError), and starts are ordinary until this list follows it."""
 CPU_MODULES = ("vllm.v1.worker.cpu_worker", "vllm.v1.attention.backends.cpu_attn", "relight.plugin.vllm.worker")
 GPU_MODULES = ("vllm.v1.worker.gpu_worker",)
 """Imports alone: nothing in them may touch a device, which the zygote checks before it forks."""
+
+
+_EACH_ITS_OWN = frozenset({"--port", "--host", "--served-model-name"})
 
 
 def preload() -> None:
@@ -33,8 +47,16 @@ def preload() -> None:
         importlib.import_module(name)
     from vllm.platforms import current_platform
 
-    for name in CPU_MODULES if current_platform.is_cpu() else GPU_MODULES:
+    on_cpu = current_platform.is_cpu()
+    for name in CPU_MODULES if on_cpu else GPU_MODULES:
         importlib.import_module(name)
+    from torch._inductor import codecache, cpu_vec_isa
+
+    # Kept by both for the life of the process: a digest of torch's own sources, and which vector instructions work,
+    # which is found out by a compiled program and an interpreter for each.
+    codecache.torch_key()
+    if on_cpu:
+        cpu_vec_isa.pick_vec_isa()
 
 
 def in_child(env: Mapping[str, str]) -> None:
@@ -56,3 +78,37 @@ def in_child(env: Mapping[str, str]) -> None:
 
     platform.check_and_update_config = classmethod(check_and_update_config)
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+
+
+def model_of(argv: Sequence[str]) -> str:
+    """What engines of one model have in common: their command line without what is each one's own."""
+    words, own = [], False
+    for word in argv[3:]:
+        name = word.partition("=")[0]
+        if not own and name not in _EACH_ITS_OWN:
+            words.append(word)
+        own = name in _EACH_ITS_OWN and "=" not in word
+    return " ".join(words)
+
+
+def prepare(argv: Sequence[str]) -> None:
+    """Reads a model's configuration, tokenizer and chat template, as the server will: vLLM keeps what it read."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.logger import configure_logging_from_args
+    from vllm.model_executor.models.registry import ModelRegistry
+    from vllm.plugins import load_general_plugins
+    from vllm.renderers.hf import resolve_chat_template
+    from vllm.tokenizers.registry import cached_tokenizer_from_config
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(list(argv[4:]))
+    arguments.model = arguments.model_tag or arguments.model
+    configure_logging_from_args(arguments)
+    load_general_plugins()
+    config = AsyncEngineArgs.from_cli_args(arguments).create_engine_config(UsageContext.OPENAI_API_SERVER)
+    tokenizer = cached_tokenizer_from_config(config.model_config)
+    if tokenizer is not None:
+        resolve_chat_template(tokenizer, None, None, model_config=config.model_config)
+    ModelRegistry.resolve_model_cls(config.model_config.architectures, config.model_config)

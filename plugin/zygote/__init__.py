@@ -5,10 +5,13 @@ for seconds. Standard library only, but for what the engine's own preload module
 
 It forks on request over a unix socket, one JSON object per line:
 
-    {"describe": {}}                           -> {"pid", "imported_seconds", "resident_bytes", "modules"}
-    {"fork": {"argv", "env", "cwd", "log"}}    -> {"pid"} from the child, which then waits for the line `go`
+    {"describe": {}}                           -> {"pid", "imported_seconds", "resident_bytes", "modules", "models"}
+    {"prepare": {"argv", "env", "cwd", "log"}} -> {"prepared": key of the model}, or {"refused", "stale"}
+    {"fork": {"argv", "env", "cwd", "log"}}    -> {"pid", "model"} from the child, which then waits for the line `go`,
                                                or {"refused": why, "stale": whether a new zygote would not refuse}
 
-The child is orphaned at once, so that the subreaper above (the supervisor) becomes its parent, and goes on only when
-it is told that somebody answers for it: a caller that dies in between leaves nothing behind.
+A prepared model is a fork of its own that has also read the model's configuration and tokenizer; engines of the model
+are then forked from that one. The child is orphaned at once, so that the subreaper above (the supervisor) becomes its
+parent, and goes on only when it is told that somebody answers for it: a caller that dies in between leaves nothing
+behind.
 """

@@ -1,15 +1,23 @@
-"""What a forked child does to become the engine that was asked for: its own environment, files and command line."""
+"""Forking an engine, and what the child does to become it: its own environment, files and command line."""
 
 from __future__ import annotations
 
+import json
 import os
 import runpy
 import signal
+import socket
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from relight.plugin.zygote import place
+
+GO_SECONDS = 30.0
+"""How long a child waits for somebody to answer for it."""
+MAX_LINE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +33,59 @@ class Ask:
     def module(self) -> str:
         """The module that is run."""
         return self.argv[2]
+
+
+class Preload(Protocol):
+    """An engine's part of a zygote; see server.Zygote."""
+
+    def preload(self) -> None: ...
+
+    def in_child(self, env: Mapping[str, str]) -> None: ...
+
+    def model_of(self, argv: Sequence[str]) -> str: ...
+
+    def prepare(self, argv: Sequence[str]) -> None: ...
+
+
+def fork(ask: Ask, caller: socket.socket, preload: Preload, model: str) -> None:
+    """Forks an engine that answers to `caller` by itself; returns in this process alone."""
+    first = os.fork()
+    if first:
+        os.waitpid(first, 0)
+        return
+    try:
+        if os.fork():
+            os._exit(0)
+        # Only now is it nobody's child but the subreaper's.
+        settle(ask, caller.fileno())
+        send(caller, {"pid": os.getpid(), "model": model})
+        caller.settimeout(GO_SECONDS)
+        if line(caller) != b"go":
+            os._exit(0)
+        caller.close()
+        status = run(ask, preload.in_child)
+    except BaseException:  # noqa: BLE001 - nothing of the zygote may run on in a child
+        traceback.print_exc()
+        status = 1
+    os._exit(status)
+
+
+def line(sock: socket.socket) -> bytes:
+    """One line without its end; empty when the other side hung up. Raises OSError, ValueError for one too long."""
+    data = bytearray()
+    while not data.endswith(b"\n"):
+        got = sock.recv(65536)
+        if not got:
+            return b""
+        data += got
+        if len(data) > MAX_LINE:
+            raise ValueError("a line of more than a mebibyte")
+    return bytes(data[:-1])
+
+
+def send(sock: socket.socket, message: Mapping[str, Any]) -> None:
+    """One line. Raises OSError."""
+    sock.sendall(json.dumps(message).encode() + b"\n")
 
 
 def settle(ask: Ask, keep: int) -> None:

@@ -8,22 +8,20 @@ import os
 import socket
 import struct
 import sys
-import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 from relight.core.clock import Clock
 from relight.core.logs import get_logger
-from relight.plugin.zygote import child, fitness
+from relight.plugin.zygote import child, fitness, model
+from relight.plugin.zygote.child import fork, line, send
+from relight.plugin.zygote.model import Model
 
 log = get_logger("zygote")
 REQUEST_SECONDS = 5.0
 """A caller that has not said what it wants by then is hung up on: others wait behind it."""
-GO_SECONDS = 30.0
-"""How long a child waits for somebody to answer for it."""
-MAX_LINE = 1 << 20
+MODELS = 8
+"""Prepared models that are kept; each is a process that shares almost all of its memory with this one."""
 
 
 class Unfit(Exception):
@@ -31,14 +29,19 @@ class Unfit(Exception):
 
 
 class Zygote:
-    """Imports once and forks ever after. `preload` is a module with `preload()`, which imports and may say no by
-    raising, and `in_child(env)`, which sets in a child what an import had read from the environment."""
+    """Imports once and forks ever after.
 
-    def __init__(self, path: Path, preload: ModuleType, clock: Clock) -> None:
+    `preload` is a module with `preload()`, which imports and may say no by raising, `in_child(env)`, which sets in a
+    child what an import had read from the environment, `model_of(argv)`, which names what engines of one model have in
+    common, and `prepare(argv)`, which reads that.
+    """
+
+    def __init__(self, path: Path, preload: child.Preload, clock: Clock) -> None:
         self._path, self._preload, self._clock = path, preload, clock
         # Engines add to sys.path while they are imported.
         self._entries = tuple(sys.path)
         self._environment = fitness.environment(self._entries)
+        self._models: dict[str, Model] = {}
         self._took = 0.0
 
     def prepare(self) -> None:
@@ -79,67 +82,54 @@ class Zygote:
             log.warning("zygote.refused", uid=uid)
             return
         try:
-            asked = json.loads(_line(caller))
+            asked = json.loads(line(caller))
             if set(asked) == {"describe"}:
-                _send(caller, self._describe())
+                send(caller, self._describe())
                 return
-            if set(asked) != {"fork"}:
-                raise ValueError("expected one line with `fork` or `describe`")
-            ask = child.asked(asked["fork"])
+            if set(asked) not in ({"fork"}, {"prepare"}):
+                raise ValueError("expected one line with `fork`, `prepare` or `describe`")
+            ((what, raw),) = asked.items()
+            ask = child.asked(raw)
         except (ValueError, TypeError) as error:
-            _send(caller, {"refused": str(error), "stale": False})
+            send(caller, {"refused": str(error), "stale": False})
             return
         stale = fitness.environment(self._entries) != self._environment
         why = "its environment was changed under it" if stale else fitness.unfit()
         if why:
             log.warning("zygote.unfit", reason=why)
-            _send(caller, {"refused": why, "stale": True})
+            send(caller, {"refused": why, "stale": True})
             return
-        self._fork(ask, caller)
+        self._bury()
+        key = self._preload.model_of(ask.argv)
+        if what == "prepare":
+            self._prepare(key, ask)
+            send(caller, {"prepared": key})
+        elif key not in self._models or not self._models[key].fork(raw, caller):
+            fork(ask, caller, self._preload, "")
+
+    def _prepare(self, key: str, ask: child.Ask) -> None:
+        if key in self._models:
+            return
+        while len(self._models) >= MODELS:
+            self._models.pop(next(iter(self._models))).end()
+        made = model.begin(key, ask, self._preload, self._listener)
+        if made is not None:
+            self._models[key] = made
+
+    def _bury(self) -> None:
+        """Takes in which models became ready, and forgets those whose process ended."""
+        for made in self._models.values():
+            made.look()
+        for key in [key for key, made in self._models.items() if made.ended]:
+            del self._models[key]
 
     def _describe(self) -> Mapping[str, object]:
+        self._bury()
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         return {
             "pid": os.getpid(),
             "imported_seconds": self._took,
             "resident_bytes": pages * os.sysconf("SC_PAGE_SIZE"),
             "modules": len(sys.modules),
+            "models": sorted(key for key, made in self._models.items() if made.ready),
         }
-
-    def _fork(self, ask: child.Ask, caller: socket.socket) -> None:
-        first = os.fork()
-        if first:
-            os.waitpid(first, 0)
-            return
-        try:
-            if os.fork():
-                os._exit(0)
-            # Only now is it nobody's child but the subreaper's.
-            child.settle(ask, caller.fileno())
-            _send(caller, {"pid": os.getpid()})
-            caller.settimeout(GO_SECONDS)
-            if _line(caller) != b"go":
-                os._exit(0)
-            caller.close()
-            status = child.run(ask, self._preload.in_child)
-        except BaseException:  # noqa: BLE001 - nothing of the zygote may run on in a child
-            traceback.print_exc()
-            status = 1
-        os._exit(status)
-
-
-def _line(sock: socket.socket) -> bytes:
-    """One line without its end; empty when the other side hung up. Raises OSError, ValueError for one too long."""
-    data = bytearray()
-    while not data.endswith(b"\n"):
-        got = sock.recv(65536)
-        if not got:
-            return b""
-        data += got
-        if len(data) > MAX_LINE:
-            raise ValueError("a line of more than a mebibyte")
-    return bytes(data[:-1])
-
-
-def _send(sock: socket.socket, message: Mapping[str, Any]) -> None:
-    sock.sendall(json.dumps(message).encode() + b"\n")

@@ -210,6 +210,46 @@ async def test_the_next_agent_takes_the_zygote_over(make_slot: MakeSlot) -> None
     assert f"(pid {zygote}," in _process(await _start(slot))
 
 
+async def _prepared(slot: Slot) -> None:
+    path = slot.directory / "state" / "zygotes" / "stub" / "s"
+    async with asyncio.timeout(DEADLINE):
+        while True:
+            if (await calls.describe(path)).models:
+                return
+            await asyncio.sleep(0.02)
+
+
+async def test_the_second_engine_of_a_model_is_forked_from_one_that_has_read_it(make_slot: MakeSlot) -> None:
+    slot = await _up(make_slot)
+    assert _process(await _start(slot)).startswith("forked from a zygote (")
+    await _prepared(slot)
+    slot.want(slot.wanted["i-a"], _wanted(slot, name="i-b", device="cpu-1"))
+    report = await slot.until("i-b", State.READY)
+    assert _process(report).startswith("forked from a zygote of its model")
+    assert Procfs().environ(report.pid)["RELIGHT_INSTANCE"] == "i-b"
+
+
+async def test_a_models_fork_that_died_is_forked_around(make_slot: MakeSlot) -> None:
+    slot = await _up(make_slot)
+    await _start(slot)
+    await _prepared(slot)
+    zygote = await _zygote(slot)
+    model = next(s.pid for s in Procfs().processes() if s.parent == zygote)
+    os.kill(model, signal.SIGKILL)
+    slot.want(slot.wanted["i-a"], _wanted(slot, name="i-b", device="cpu-1"))
+    assert _process(await slot.until("i-b", State.READY)).startswith("forked from a zygote (")
+
+
+async def test_a_models_fork_ends_with_its_zygote(make_slot: MakeSlot) -> None:
+    slot = await _up(make_slot)
+    await _start(slot)
+    await _prepared(slot)
+    zygote = await _zygote(slot)
+    model = next(s.pid for s in Procfs().processes() if s.parent == zygote)
+    os.kill(zygote, signal.SIGKILL)
+    await _until(lambda: _gone(model))
+
+
 async def test_a_child_that_nobody_answers_for_ends_by_itself(make_slot: MakeSlot) -> None:
     slot = await _up(make_slot)
     await _zygote(slot)
