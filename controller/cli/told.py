@@ -44,12 +44,11 @@ def explanation(told: dict[str, Any]) -> None:
     for rung in told["rungs"]:
         mark = "took" if rung["ok"] else "failed"
         _line(f"  rung {rung['kind']} {mark} ({rung['seconds']:.3f} s): {rung['reason']}")
-    rows = [{**mode, "mark": "*" if mode["chosen"] else ""} for mode in told["modes"]]
     columns = [
-        ("", "mark"), ("MODE", "mode"), ("FITS", "fits"), ("PREDICTED S", "predicted_seconds"),
+        ("MODE", "mode"), ("TAKEN", "chosen"), ("FITS", "fits"), ("PREDICTED S", "predicted_seconds"),
         ("MEASURED S", "measured_seconds"), ("STARTS", "starts"), ("REASON", "reason"),
     ]  # fmt: skip
-    emit(rows, "table", columns)
+    emit(told["modes"], "table", columns)
     comparison(told["comparison"])
 
 

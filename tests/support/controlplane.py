@@ -230,6 +230,7 @@ class FakeAgent:
                 name, self.incarnation, want.model, want.mode, want.operation, begun, CLOCK.now(), True, "",
                 () if want.mode is Mode.COLD else (RungResult(kind, True, "", 0.001),),
                 (Phase("pull", begun, CLOCK.now()),),
+                process="" if want.mode is Mode.GUARDIAN else "spawned: no zygote is ready",
             )  # fmt: skip
         self.instances[name] = InstanceReport(
             instance=name,
