@@ -248,7 +248,9 @@ class _Builder:
                 if due(view, self._snapshot.now) or view.model not in self._catalog.models:
                     self._changes.writes.append(drop("failures", view.instance))
             elif view.failure is not None and view.instance in placed:
-                stored = StoredFailure(view.instance, view.model, view.desired, view.failure, view.failed_at, view.mode)
+                stored = StoredFailure(
+                    view.instance, view.model, view.desired, view.failure, view.failed_at, _tried(view)
+                )
                 self._changes.writes.append(put("failures", view.instance, stored))
 
     def _note_activity(self, decision: Decision) -> None:
@@ -273,6 +275,13 @@ class _Builder:
 
 def _member(view: InstanceView | None, rank: int) -> MemberView | None:
     return next((m for m in view.members if m.rank == rank), None) if view is not None else None
+
+
+def _tried(view: InstanceView) -> Mode:
+    """The mode that a failure speaks against; cold, which rules nothing out, when the instance had come up by it."""
+    starts = [m.report.start for m in view.members if m.report is not None and m.report.start is not None]
+    came_up = bool(starts) and all(start.ok for start in starts)
+    return Mode.COLD if came_up else view.mode
 
 
 def epoch_of(assignment: Assignment, epoch: int) -> Assignment:

@@ -53,7 +53,7 @@ class StoredFailure:
     failure: Failure
     at: float
     mode: Mode = Mode.COLD
-    """By which mode it was to come up: the next try takes a slower one."""
+    """By which mode it failed to come up: the next try takes a slower one. Cold also where it had come up before."""
 
 
 @dataclass(frozen=True, slots=True)

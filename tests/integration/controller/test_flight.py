@@ -5,7 +5,7 @@ import json
 import os
 import sys
 
-from relight.core.records import Mode
+from relight.core.records import Failure, Mode
 from relight.core.states import State
 from support.controlplane import DEADLINE, TOKENS, FakeAgent, FakeGateway, Running, model, settled
 
@@ -47,6 +47,31 @@ async def test_a_start_takes_the_mode_of_the_plan_to_the_agent_with_its_whole_la
     assert [r.kind for r in second.rungs] == ["peer_shm", "peer_tcp", "disk"]
     assert second.rungs[0].source.grant
     assert second.deadline_seconds == second.spec.start_deadline_seconds
+
+
+async def test_after_a_failed_lazy_start_the_replacement_is_started_normally_and_says_why(fleet):
+    running, (agent,), door = await fleet(agents=("a",), devices=2, models=[model(replicas=0)])
+    agent.hold.add(State.READY)
+    await running.scale(1)
+    await agent.until(lambda a: a.instances)
+    (first,) = agent.instances
+    agent.hold.clear()
+    agent.set(first, state=State.FAILED, failure=Failure("the zygote died", 0.1))
+    await door.until(lambda t: t.models[0].replicas)
+    (second,) = [i for i in agent.assignment.instances if i.instance != first]
+    assert second.mode is Mode.NORMAL
+    expected = running.controller.catalog.expected[second.instance].record
+    lazy = next(p for p in expected.prices if p.mode is Mode.LAZY)
+    assert lazy.reason == f"{first} failed by lazy: the zygote died"
+
+
+async def test_a_replica_that_dies_after_it_served_says_nothing_against_its_mode(fleet):
+    running, agent, first = await one_replica(fleet)
+    agent.set(first, state=State.FAILED, failure=Failure("the engine was killed", 0.1), endpoint=None, source=None)
+    await agent.until(lambda a: any(i.instance != first for i in a.assignment.instances))
+    (second,) = [i for i in agent.assignment.instances if i.instance != first]
+    assert second.mode is Mode.LAZY
+    await settled(running, ready=1)
 
 
 async def test_an_instance_is_explained_with_every_mode_it_could_have_taken(fleet):
