@@ -62,6 +62,10 @@ class ModelConfig(ModelBody):
         return self.spec(self.namespace, self.name)
 
 
+Endpoint = Annotated[str, Field(pattern=r"^(https?://[^\s]+)?$", max_length=2048)]
+"""The base URL of a collector of traces (OTLP over HTTP, as `http://127.0.0.1:4318`); empty for none."""
+
+
 class ControllerConfig(Closed):
     """The whole file."""
 
@@ -80,6 +84,9 @@ class ControllerConfig(Closed):
     shutdown_grace_seconds: Annotated[float, Field(gt=0, le=300, allow_inf_nan=False)] = 5.0
     agent_token: Annotated[str, Field(repr=False)] = ""
     """Shown to agents when their logs are asked for; agents must know it with the role viewer."""
+
+    otlp_endpoint: Endpoint = ""
+    """Where each finished start is sent as a trace; empty sends nothing."""
 
     def known_tokens(self) -> Tokens:
         """The tokens that are accepted here."""

@@ -129,7 +129,6 @@ class Reconciler:
             failpoints.hit("controller.apply.before-assignment")
             revision = await self._catalog.store.commit(changes.writes, expect=changes.expect, fence=self._lease)
             failpoints.hit("controller.apply.after-assignment")
-            self.recorder.placed(changes.placed)
             await self._catalog.reached(revision)
             for placement in changes.placed:
                 log.info(

@@ -13,6 +13,7 @@ from relight.core.states import State
 
 # From a wake by shared memory to a cold start of a large model.
 _START_BUCKETS = (0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 900)
+_ERROR_BUCKETS = (0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5)
 
 
 class Metrics:
@@ -30,7 +31,7 @@ class Metrics:
         self._starts = Histogram(
             "relight_start_seconds",
             "Seconds from assignment to ready",
-            ["model", "mode", "rung", "outcome"],
+            ["model", "mode", "way", "outcome"],
             buckets=_START_BUCKETS,
             registry=self.registry,
         )
@@ -40,6 +41,16 @@ class Metrics:
             ["mode", "phase"],
             buckets=_START_BUCKETS,
             registry=self.registry,
+        )
+        self._errors = Histogram(
+            "relight_start_prediction_error_ratio",
+            "By which share of a good start's seconds its prediction was wrong",
+            ["mode", "way"],
+            buckets=_ERROR_BUCKETS,
+            registry=self.registry,
+        )
+        self._pushed = Counter(
+            "relight_trace_exports_total", "Starts sent to the collector of traces", ["outcome"], registry=self.registry
         )
         self._slow = Counter(
             "relight_slow_path_total",
@@ -92,6 +103,8 @@ class Metrics:
         """Takes in one finished start."""
         outcome = "ok" if timeline.ok else "failed"
         self._starts.labels(timeline.model, timeline.mode, timeline.way, outcome).observe(timeline.seconds)
+        if timeline.error is not None:
+            self._errors.labels(timeline.mode, timeline.way).observe(timeline.error)
         for phase in timeline.phases:
             self._phases.labels(timeline.mode, phase.name).observe(max(0.0, phase.end - phase.start))
         for rung in timeline.rungs:
@@ -99,6 +112,10 @@ class Metrics:
                 self._slow.labels(timeline.model, rung.kind, rung.instead_of.partition(":")[0]).inc()
         share = coverage(timeline.phases, timeline.begun_at, timeline.ended_at)
         self._accounted.labels(timeline.model).set(share)
+
+    def pushed(self, outcome: str) -> None:
+        """Counts one start that was sent, failed to be, or was dropped."""
+        self._pushed.labels(outcome).inc()
 
     def text(self) -> bytes:
         """The exposition text."""

@@ -14,6 +14,8 @@ from relight.controller.accept import Accept
 from relight.controller.api.app import build
 from relight.controller.api.parts import OperationWaiters, Parts
 from relight.controller.config import ControllerConfig, Listen
+from relight.controller.flight.push import Pusher
+from relight.controller.flight.timeline import Timeline
 from relight.controller.loop import LEASE_NAME, Hooks, Reconciler
 from relight.controller.metrics import Metrics
 from relight.controller.rpc.server import AgentCalls, serve
@@ -75,13 +77,20 @@ class Controller:
         await self.catalog.start()
         opened.push_async_callback(self.catalog.stop)
         metrics = Metrics()
+        pusher = Pusher(config.otlp_endpoint, metrics.pushed) if config.otlp_endpoint else None
+
+        def started(timeline: Timeline) -> None:
+            metrics.started(timeline)
+            if pusher is not None:
+                pusher.offer(timeline)
+
         self.reconciler = Reconciler(
             self.catalog,
             self._clock,
             lease,
             slot_grace_seconds=config.slot_grace_seconds,
             gateway_grace_seconds=config.gateway_grace_seconds,
-            hooks=Hooks(metrics.seen, metrics.started, metrics.broken),
+            hooks=Hooks(metrics.seen, started, metrics.broken),
         )
         opened.push_async_callback(self._release)
         accept = Accept(self.catalog, self.reconciler, self._clock)
@@ -107,6 +116,9 @@ class Controller:
             asyncio.create_task(self.reconciler.run(), name="loop"),
             asyncio.create_task(self._keep_lease(), name="lease"),
         ]
+        if pusher is not None:
+            # Not one of the tasks whose end ends the controller.
+            opened.push_async_callback(_cancelled, asyncio.create_task(pusher.run(), name="traces"))
         opened.push_async_callback(self._end_tasks, http)
         for task in self._tasks:
             task.add_done_callback(lambda _: self._stopping.set())
@@ -165,6 +177,11 @@ class Controller:
     async def _release(self) -> None:
         with suppress(Fenced, Unavailable):
             await self.catalog.store.release(self.reconciler.lease)
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def _bind(listen: Listen) -> socket.socket:

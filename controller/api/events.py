@@ -18,7 +18,9 @@ from relight.core.errors import TooOld
 
 router = APIRouter(prefix="/api/v1", tags=["events"])
 
-# Assignments carry grants and keys of idempotency are others' business: that they changed is all that is told.
+# Of the others not even the change is told: assignments carry grants, keys of idempotency are others' business, and
+# expectations come with the start that they were of.
+HIDDEN = ("assignments", "idempotency", "expected")
 SHOWN = frozenset({"models", "operations", "instances", "starts", "slots", "failures", "activity"})
 _SCHEMA = {
     "type": "object",
@@ -85,7 +87,7 @@ async def _stream(parts: Parts, start: int, seconds: float, count: int) -> Async
     try:
         async with asyncio.timeout(seconds):
             async for change in changes:
-                if change.key.partition("/")[0] in ("assignments", "idempotency"):
+                if change.key.partition("/")[0] in HIDDEN:
                     continue
                 yield _event(change)
                 sent += 1

@@ -1,17 +1,16 @@
-"""Routes of what stands where: instances, their timelines and logs, slots, devices."""
+"""Routes of what stands where: instances and their logs, slots, devices."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from starlette.responses import Response, StreamingResponse
 
 from relight.controller.api.parts import Id, Parts, Reader, Running
-from relight.controller.api.problems import AsciiJson, documented
+from relight.controller.api.problems import documented
 from relight.controller.api.schemas import (
     Cursor,
     DeviceOut,
@@ -23,7 +22,6 @@ from relight.controller.api.schemas import (
     show_devices,
     show_instance,
 )
-from relight.controller.flight.timeline import Timeline
 from relight.core.errors import NotFound, Unavailable
 from relight.core.records import InstanceView, SlotView
 
@@ -58,15 +56,6 @@ async def list_instances(
 async def get_instance(id: Id, identity: Reader, parts: Running) -> Any:
     """One instance."""
     return show_instance(_find(parts, id))
-
-
-@router.get("/instances/{id}/timeline", responses=documented(404, 422), response_model=Timeline)
-async def get_timeline(id: Id, identity: Reader, parts: Running) -> Response:
-    """The newest start of an instance."""
-    found = [v.record for v in parts.catalog.starts.values() if v.record.instance == id]
-    if not found:
-        raise NotFound(f"no start of {id} is recorded")
-    return AsciiJson(asdict(max(found, key=lambda t: t.ended_at)))
 
 
 async def _log(

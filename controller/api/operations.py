@@ -1,9 +1,9 @@
-"""Routes of operations and start records."""
+"""Routes of operations."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query
 from starlette.responses import Response
@@ -11,7 +11,6 @@ from starlette.responses import Response
 from relight.controller.api.parts import Id, Parts, Reader, Running
 from relight.controller.api.problems import AsciiJson, documented
 from relight.controller.api.schemas import Cursor, Limit, Page, paginate
-from relight.controller.flight.timeline import Timeline
 from relight.core.errors import NotFound
 from relight.core.records import Operation, OperationState
 
@@ -53,20 +52,3 @@ async def get_operation(
         waiters = parts.operations_changed
         await waiters.wait(id, wait, lambda: _find(parts, id).state is not OperationState.RUNNING)
     return AsciiJson(asdict(_find(parts, id)))
-
-
-@router.get("/starts", responses=documented(422), response_model=Page[Timeline])
-async def list_starts(
-    identity: Reader,
-    parts: Running,
-    limit: Limit = 100,
-    cursor: Cursor = "",
-    operation: Annotated[str, Query(max_length=63, description="Only those of this operation")] = "",
-) -> Any:
-    """Timelines of starts and wakes, newest first."""
-    found = [
-        (f"{1e12 - v.record.ended_at:020.6f}-{v.record.id}", v.record)
-        for v in parts.catalog.starts.values()
-        if operation in ("", v.record.operation)
-    ]
-    return AsciiJson(paginate(sorted(found, key=lambda pair: pair[0]), limit, cursor, asdict))

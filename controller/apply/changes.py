@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from relight.controller.flight.timeline import Expectation
 from relight.controller.plan.fleet import due
 from relight.controller.plan.sources import source_for
 from relight.controller.state.base import ABSENT, Write
@@ -107,6 +108,7 @@ class _Builder:
             self._changes.expect[f"models/{placement.model}"] = stored.revision if stored else ABSENT
         operation = self._operation(placement, view) if fetches else placement.operation
         wakes = placement.mode is Mode.GUARDIAN and placement.desired is Desired.READY
+        deadline = spec.wake_deadline_seconds if wakes else spec.start_deadline_seconds
         for rank, (slot, devices) in enumerate(zip(placement.slots, placement.devices, strict=True)):
             self._slots.setdefault(slot, {})[placement.instance, rank] = InstanceAssignment(
                 instance=placement.instance,
@@ -122,13 +124,25 @@ class _Builder:
                 rungs=tuple(
                     granted
                     for rung in placement.rungs
-                    if (granted := self._grant(rung, rank, placement.instance, spec.wake_deadline_seconds))
+                    if (granted := self._grant(rung, rank, placement.instance, deadline))
                 ),
                 operation=operation,
                 cause=placement.reason,
-                deadline_seconds=spec.wake_deadline_seconds if wakes else spec.start_deadline_seconds,
+                deadline_seconds=deadline,
             )
         self._changes.placed.append(placement)
+        if placement.predicted_seconds is not None:
+            # In the same commit as the assignment: a prediction stands written before its start begins.
+            expectation = Expectation(
+                instance=placement.instance,
+                operation=operation,
+                mode=placement.mode,
+                reason=placement.reason,
+                seconds=placement.predicted_seconds,
+                placed_at=self._clock.now(),
+                prices=placement.prices,
+            )
+            self._changes.writes.append(put("expected", placement.instance, expectation))
 
     def _grant(self, rung: Rung, rank: int, receiver: str, lifetime_seconds: float) -> Rung | None:
         """The rung as rank `rank` may use it, or None when its source offers nothing (any more)."""
@@ -234,7 +248,9 @@ class _Builder:
                 if due(view, self._snapshot.now) or view.model not in self._catalog.models:
                     self._changes.writes.append(drop("failures", view.instance))
             elif view.failure is not None and view.instance in placed:
-                stored = StoredFailure(view.instance, view.model, view.desired, view.failure, view.failed_at)
+                stored = StoredFailure(
+                    view.instance, view.model, view.desired, view.failure, view.failed_at, _tried(view)
+                )
                 self._changes.writes.append(put("failures", view.instance, stored))
 
     def _note_activity(self, decision: Decision) -> None:
@@ -259,6 +275,13 @@ class _Builder:
 
 def _member(view: InstanceView | None, rank: int) -> MemberView | None:
     return next((m for m in view.members if m.rank == rank), None) if view is not None else None
+
+
+def _tried(view: InstanceView) -> Mode:
+    """The mode that a failure speaks against; cold, which rules nothing out, when the instance had come up by it."""
+    starts = [m.report.start for m in view.members if m.report is not None and m.report.start is not None]
+    came_up = bool(starts) and all(start.ok for start in starts)
+    return Mode.COLD if came_up else view.mode
 
 
 def epoch_of(assignment: Assignment, epoch: int) -> Assignment:

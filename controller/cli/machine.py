@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from relight.controller.config import ModelConfig
+from relight.controller.config import Endpoint, ModelConfig
 from relight.core.errors import FieldError, InvalidInput
 from relight.core.ids import is_name
 
@@ -106,6 +106,8 @@ class MachineConfig(_Strict):
     hold: HoldEntry = HoldEntry()
     data_tls: bool = False
     """Weights that go over tcp go over TLS; reads over shared memory never leave the host."""
+    otlp_endpoint: Endpoint = ""
+    """Collector of traces (OTLP over HTTP, as http://127.0.0.1:4318) that each finished start is sent to."""
     log_level: Annotated[str, Field(pattern="^(debug|info|warning|error)$")] = "info"
 
 

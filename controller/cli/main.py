@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from relight.controller.cli import machine, render, watching
+from relight.controller.cli import machine, render, told, watching
 from relight.controller.cli import up as machine_up
 from relight.controller.cli.client import EXIT, Client, exit_status
 from relight.controller.cli.home import Home, state_directory
@@ -258,27 +258,65 @@ def watch(
     watching.follow(_client(server, state), since, count, as_json=output is Output.JSON)
 
 
-@app.command(epilog="Example: relight timeline i-0123456789")
+class Format(StrEnum):
+    """What a timeline is written as."""
+
+    TEXT = "text"
+    CHROME = "chrome"
+    OTLP = "otlp"
+
+
+@app.command(epilog="Example: relight timeline i-0123456789 --format chrome --file start.json")
 def timeline(
     instance: Annotated[str | None, typer.Argument(help="The instance; without it, the newest start.")] = None,
     state: State = None,
     server: Server = None,
+    form: Annotated[
+        Format,
+        typer.Option("--format", help="text; chrome: trace events for Perfetto; otlp: OTLP/JSON spans."),
+    ] = Format.TEXT,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="Write a trace here, not to stdout.")] = None,
     output: Shown = Output.TABLE,
 ) -> None:
-    """One start as a waterfall that accounts for all of its wall time."""
+    """One start as a waterfall that accounts for all of its wall time, and what became slower since the last."""
+    if file is not None and form is Format.TEXT:
+        raise InvalidInput("nothing to write", [FieldError("--file", "with --format chrome or otlp", form)])
     client = _client(server, state)
-    if instance is not None:
-        found = client.call("GET", f"/api/v1/instances/{instance}/timeline")
-    else:
+    if instance is None:
         newest = client.call("GET", "/api/v1/starts", query={"limit": 1})["items"]
         if not newest:
             typer.echo("nothing was started yet: `relight scale MODEL N` starts something")
             return
-        found = newest[0]
+        instance = newest[0]["instance"]
+    path = f"/api/v1/instances/{instance}/timeline"
+    if form is not Format.TEXT:
+        render.trace(client.call("GET", f"{path}/{form}"), file)
+        return
+    found = client.call("GET", path)
     if output is Output.JSON:
         render.emit(found, output)
     else:
         render.waterfall(found)
+        told.comparison(found["comparison"])
+
+
+@app.command(epilog="Example: relight explain smollm2")
+def explain(
+    name: Annotated[str, typer.Argument(help="An instance, or a model for each of its instances.")],
+    state: State = None,
+    server: Server = None,
+    namespace: Namespaced = "default",
+    output: Shown = Output.TABLE,
+) -> None:
+    """Say why a replica came up the way it did, and what the other modes would have cost."""
+    found = told.find(_client(server, state), name, namespace)
+    if output is Output.JSON:
+        render.emit(found, output)
+        return
+    for each in found:
+        told.explanation(each)
+    if not found:
+        typer.echo(f"no instance of {name} has a recorded start: `relight scale {name} N` starts something")
 
 
 @app.command(epilog="Example: relight logs i-0123456789 --follow")

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from relight.core.errors import FieldError, InvalidInput
 
 WIDE = 200
 """Columns of a table that goes into a pipe or file: nothing is folded that need not be."""
@@ -110,6 +113,19 @@ def waterfall(timeline: dict[str, Any]) -> None:
     predicted = timeline.get("predicted_seconds")
     if predicted is not None:
         console.print(f"  predicted: {predicted:.3f} s", highlight=False)
+
+
+def trace(data: object, file: Path | None) -> None:
+    """A trace for another tool, into a file or to standard output. Raises InvalidInput when it cannot be written."""
+    text = json.dumps(data, indent=1) + "\n"
+    if file is None:
+        typer.echo(text, nl=False)
+        return
+    try:
+        file.write_text(text)
+    except OSError as error:
+        wrong = FieldError("--file", "a file that can be written", f"{file} ({error.strerror})")
+        raise InvalidInput("nothing was written", [wrong]) from error
 
 
 def note(text: str) -> None:

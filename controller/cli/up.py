@@ -99,6 +99,7 @@ def _write(config: MachineConfig, home: Home, clock: Clock) -> list[tuple[str, s
         "agent_token": tokens["controller"],
         "models": [model.model_dump(mode="json") for model in config.models],
         "log_level": config.log_level,
+        "otlp_endpoint": config.otlp_endpoint,
     }
     (home.path / "controller").mkdir(mode=0o700, exist_ok=True)
     gateway = {

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-
 from relight.controller.flight.predict import learn
-from relight.controller.flight.timeline import Timeline, assemble, with_span
+from relight.controller.flight.timeline import Timeline, assemble, with_cache, with_span
 from relight.controller.plan.prices import Predictions
 from relight.controller.state.base import Write
 from relight.controller.state.catalog import Catalog, drop, put
 from relight.core.clock import Clock
-from relight.core.records import GatewaySpan, InstanceView, Placement, Snapshot
+from relight.core.records import GatewaySpan, InstanceView, Snapshot
 
 KEPT_TIMELINES = 500
 _PENDING_SPANS = 256
-
-
-@dataclass(frozen=True, slots=True)
-class _Expectation:
-    seconds: float
-    placed_at: float
 
 
 class Recorder:
@@ -28,7 +19,6 @@ class Recorder:
 
     def __init__(self, catalog: Catalog, clock: Clock) -> None:
         self._catalog, self._clock = catalog, clock
-        self._expected: dict[str, _Expectation] = {}
         self._spans: dict[tuple[str, int, str], GatewaySpan] = {}
         self._recorded: set[str] = set()
         self._learnt: Predictions | None = None
@@ -45,19 +35,12 @@ class Recorder:
             self._learnt = learn(v.record for v in self._catalog.starts.values())
         return self._learnt
 
-    def placed(self, placements: Iterable[Placement]) -> None:
-        """Notes what was expected of the placements, from now on."""
-        now = self._clock.monotonic()
-        for placement in placements:
-            if placement.predicted_seconds is not None:
-                self._expected[placement.instance] = _Expectation(placement.predicted_seconds, now)
-
     def expected_in(self, instance: str) -> float | None:
         """Seconds until an instance is expected to be ready, 0 when overdue; None when nothing is known."""
-        expectation = self._expected.get(instance)
-        if expectation is None:
+        stored = self._catalog.expected.get(instance)
+        if stored is None:
             return None
-        return max(0.0, expectation.placed_at + expectation.seconds - self._clock.monotonic())
+        return max(0.0, stored.record.placed_at + stored.record.seconds - self._clock.now())
 
     def span(self, span: GatewaySpan) -> None:
         """Takes in what a gateway saw; it is stored with the timeline that it belongs to."""
@@ -73,12 +56,14 @@ class Recorder:
         # A start that is no longer reported cannot come again: only the present ones are kept in mind.
         reported = [t for i in snapshot.instances if (t := self._timeline(i, kinds)) is not None]
         for timeline in reported:
-            if timeline.id not in self._recorded and timeline.id not in self._catalog.starts:
+            stored = self._catalog.starts.get(timeline.id)
+            if stored is None and timeline.id not in self._recorded:
                 touched[timeline.id] = timeline
                 fresh.append(timeline)
+            elif stored is not None and with_cache(stored.record, timeline.cache) != stored.record:
+                touched[timeline.id] = with_cache(stored.record, timeline.cache)
         self._recorded = {timeline.id for timeline in reported}
         present = {i.instance for i in snapshot.instances}
-        self._expected = {name: e for name, e in self._expected.items() if name in present}
         by_start = {(t.instance, t.incarnation): t for v in self._catalog.starts.values() if (t := v.record)}
         by_start.update({(t.instance, t.incarnation): t for t in touched.values()})
         for key, span in list(self._spans.items()):
@@ -92,6 +77,7 @@ class Recorder:
         surplus = len(self._catalog.starts) + len(fresh) - KEPT_TIMELINES
         if fresh and surplus > 0:
             found += [drop("starts", name) for name in sorted(self._catalog.starts)[:surplus]]
+        found += [drop("expected", name) for name in self._catalog.expected if name not in present]
         return found, fresh
 
     def _timeline(self, instance: InstanceView, kinds: dict[tuple[str, str], str]) -> Timeline | None:
@@ -102,10 +88,11 @@ class Recorder:
         if record is None:
             return None
         stored = self._catalog.operations.get(record.operation)
-        expectation = self._expected.get(instance.instance)
+        expected = self._catalog.expected.get(instance.instance)
         return assemble(
             record,
             stored.record if stored else None,
             device_kind=kinds.get((member.slot, member.devices[0]), "") if member.devices else "",
-            predicted_seconds=expectation.seconds if expectation else None,
+            expectation=expected.record if expected else None,
+            fingerprint=member.report.fingerprint if member.report else None,
         )

@@ -199,7 +199,7 @@ class Observer:
             state=State.GONE,
             level=2,
             operation="",
-            mode=Mode.COLD,
+            mode=stored.mode,
             failure=stored.failure,
             failed_at=stored.at,
             remembered=True,

@@ -25,15 +25,24 @@ def due(instance: InstanceView, now: float) -> bool:
     return at is not None and at <= now
 
 
+def first_difference(ours: ModelSpec, theirs: ModelSpec) -> str:
+    """The first field in which processes started for these two would differ; empty when none does.
+
+    Content and numbers do not count. Values of the environment are not told: they may be secret.
+    """
+    for name in ("engine", "args", "members", "devices_per_member"):
+        here, there = getattr(ours, name), getattr(theirs, name)
+        if here != there:
+            return f"{name}: {here!r} here, {there!r} there"
+    if dict(ours.env) != dict(theirs.env):
+        names = sorted(k for k in {*ours.env, *theirs.env} if ours.env.get(k) != theirs.env.get(k))
+        return f"env: {', '.join(names)} differ"
+    return ""
+
+
 def same_runtime(ours: ModelSpec, theirs: ModelSpec) -> bool:
     """Whether a process started for `theirs` can serve `ours`: all but content and numbers is equal."""
-    return (ours.engine, ours.args, dict(ours.env), ours.members, ours.devices_per_member) == (
-        theirs.engine,
-        theirs.args,
-        dict(theirs.env),
-        theirs.members,
-        theirs.devices_per_member,
-    )
+    return not first_difference(ours, theirs)
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from relight.controller.plan.fleet import FreeDevices, ModelFleet, due, retry_at, same_runtime, sort_fleet
+from relight.controller.plan.modes import STARTS, Chosen, choose, ruled_out, start_price, wake_price, with_sleep
 from relight.controller.plan.prices import Predictions
 from relight.controller.plan.retire import (
     asleep_again,
@@ -23,7 +24,6 @@ from relight.controller.plan.sources import Ladder, Sources
 from relight.core.records import (
     Decision,
     Desired,
-    DeviceReport,
     InstanceView,
     Mode,
     ModelView,
@@ -126,47 +126,46 @@ class _Planner:
         return len(held)
 
     def _place(self, view: ModelView, lists: ModelFleet) -> bool:
-        """Places one missing replica by the cheapest mode that fits."""
+        """Places one missing replica by the mode that its model names, or by the fastest that fits."""
         spec = view.spec
         wake = self._best_wake(view, lists)
         crowd = [m.slot for i in lists.wanted for m in i.members]
         chosen, no_room = self._free.find(spec, crowd)
         if not self._snapshot.synced:
             chosen, no_room = [], "not every slot was heard of yet, and one may run it already"
-        cold = self._cold_price(view, chosen, no_room)
-        prices: tuple[Price, ...] = (cold,)
-        if spec.mode is not Mode.COLD:
-            prices = (wake[1] if wake else self._no_guardian(lists), cold)
-        fitting = [p for p in prices if p.fits]
-        if not fitting:
+        ladder = self._sources.fresh(spec, chosen, view.allowed_rungs)
+        failed = ruled_out(i for i in lists.remembered if i.desired is Desired.READY)
+        starts = (start_price(m, spec, chosen, no_room, ladder, self._predictions, failed) for m in STARTS)
+        prices = (wake[1] if wake else self._no_guardian(lists), *starts)
+        best, why = choose(spec.mode, prices)
+        if best is None:
             self._short = True
-            why = "; ".join(f"{p.mode}: {p.reason}" for p in prices)
             self._unplaced.append(f"{spec.key}: a replica is missing and nothing fits ({why})")
             return False
-        best = fitting[0] if spec.mode is Mode.GUARDIAN else min(fitting, key=lambda p: p.seconds)
-        if best.mode is Mode.GUARDIAN and wake is not None:
-            instance, _, ladder = wake
-            lists.guardians.remove(instance)
-            lists.wanted.append(instance)
-            self._sources.note_reader(ladder.rungs)
-            self._placements.append(
-                Placement(
-                    instance=instance.instance,
-                    model=spec.key,
-                    desired=Desired.READY,
-                    mode=Mode.GUARDIAN,
-                    level=instance.level,
-                    slots=tuple(m.slot for m in instance.members),
-                    devices=tuple(m.devices for m in instance.members),
-                    rungs=ladder.rungs,
-                    reason=_told(best, ladder.refused),
-                    predicted_seconds=best.seconds,
-                    prices=prices,
-                    operation=view.operation,
-                )
-            )
+        if best.mode is not Mode.GUARDIAN or wake is None:
+            self._start(view, chosen, Desired.READY, best, why, prices, ladder, view.operation)
             return True
-        return self._start(view, chosen, Desired.READY, best, prices, view.operation)
+        instance, _, ladder = wake
+        lists.guardians.remove(instance)
+        lists.wanted.append(instance)
+        self._sources.note_reader(ladder.rungs)
+        self._placements.append(
+            Placement(
+                instance=instance.instance,
+                model=spec.key,
+                desired=Desired.READY,
+                mode=Mode.GUARDIAN,
+                level=instance.level,
+                slots=tuple(m.slot for m in instance.members),
+                devices=tuple(m.devices for m in instance.members),
+                rungs=ladder.rungs,
+                reason=_told(best, why, ladder.refused),
+                predicted_seconds=best.seconds,
+                prices=prices,
+                operation=view.operation,
+            )
+        )
+        return True
 
     def _best_wake(self, view: ModelView, lists: ModelFleet) -> tuple[InstanceView, Price, Ladder] | None:
         barred = {i.instance for i in lists.remembered if not due(i, self._snapshot.now)}
@@ -180,7 +179,9 @@ class _Planner:
             ):
                 continue
             ladder = self._sources.ladder(view.spec, instance, view.allowed_rungs)
-            price = self._wake_price(view, instance, ladder)
+            devices = instance.members[0].devices
+            kind = self._free.kind(instance.members[0].slot, devices[0]) if devices else ""
+            price = wake_price(view.spec, instance, ladder, kind, self._predictions)
             load = sum(crowd.count(m.slot) for m in instance.members)
             asleep = _WAKEABLE.index(instance.state)
             options.append(((not price.fits, asleep, price.seconds, load, instance.instance), instance, price, ladder))
@@ -194,85 +195,78 @@ class _Planner:
         reason = "no guardian of it stands by" + (f" ({failed} failed)" if failed else "")
         return Price(Mode.GUARDIAN, 0.0, False, reason)
 
-    def _wake_price(self, view: ModelView, instance: InstanceView, ladder: Ladder) -> Price:
-        if not ladder.rungs:
-            return Price(Mode.GUARDIAN, 0.0, False, "no rung is open: " + "; ".join(ladder.refused))
-        first = ladder.rungs[0]
-        kind = self._kind(instance.members[0].slot, instance.members[0].devices)
-        size = ladder.weight_bytes or view.spec.memory_bytes
-        expected = self._predictions.predict(view.spec.key, first.kind, kind, size)
-        parts, seconds = dict(expected.parts), expected.seconds
-        if instance.state in (State.STARTING, State.NONE):
-            start = self._predictions.predict(view.spec.key, "cold", kind, size).seconds
-            parts["start"] = start
-            seconds += start
-        reason = f"{instance.instance} is {instance.state}; by {first.kind}: {first.reason}; {expected.basis}"
-        return Price(Mode.GUARDIAN, seconds, True, reason, parts)
-
-    def _cold_price(
-        self, view: ModelView, chosen: Sequence[tuple[str, tuple[DeviceReport, ...]]], no_room: str
-    ) -> Price:
-        if not chosen:
-            return Price(Mode.COLD, 0.0, False, no_room)
-        devices = chosen[0][1]
-        expected = self._predictions.predict(view.spec.key, "cold", devices[0].kind, view.spec.memory_bytes)
-        where = ", ".join(f"{name}/{'+'.join(d.id for d in found)}" for name, found in chosen)
-        return Price(Mode.COLD, expected.seconds, True, f"on {where}; {expected.basis}", expected.parts)
-
-    def _kind(self, slot: str, devices: Sequence[str]) -> str:
-        return self._free.kind(slot, devices[0]) if devices else ""
-
     def _start(
         self,
         view: ModelView,
-        chosen: Sequence[tuple[str, tuple[DeviceReport, ...]]],
+        chosen: Chosen,
         desired: Desired,
         price: Price,
+        why: str,
         prices: tuple[Price, ...],
+        ladder: Ladder,
         operation: str,
-    ) -> bool:
+    ) -> None:
+        """Places a new instance; a cold one starts by itself, whatever the ladder has."""
+        rungs, refused = ladder.rungs, ladder.refused
+        if price.mode is Mode.COLD:
+            rungs, refused = (Rung(RungKind.DISK, "a cold start reads the checkpoint"),), ()
         self._free.take(chosen)
+        self._sources.note_reader(rungs)
         self._placements.append(
             Placement(
                 instance=self._new_id("i"),
                 model=view.spec.key,
                 desired=desired,
-                mode=Mode.COLD,
+                mode=price.mode,
                 level=view.spec.guardians.level,
                 slots=tuple(slot for slot, _ in chosen),
                 devices=tuple(tuple(d.id for d in devices) for _, devices in chosen),
-                rungs=(Rung(RungKind.DISK, "a cold start reads the checkpoint"),),
-                reason=_told(price, ()),
+                rungs=rungs,
+                reason=_told(price, why, refused),
                 predicted_seconds=price.seconds,
                 prices=prices,
                 operation=operation,
             )
         )
-        return True
 
     def _guardians(self, view: ModelView, lists: ModelFleet, decision: Decision) -> None:
         # A drained replica on its way may become the guardian that is missing: starting one beside it
         # would only be ended again.
+        spec = view.spec
         missing = decision.guardians - len(lists.guardians) - len(lists.draining)
         missing -= self._held_back(lists, Desired.DORMANT, missing)
+        # Everything must be warmed up before it sleeps, because its wake has no time for it: never lazy.
+        wanted = Mode.COLD if spec.mode is Mode.COLD else Mode.NORMAL
         for _ in range(missing):
             if not self._snapshot.synced:
-                self._unplaced.append(f"{view.spec.key}: a guardian waits: not every slot was heard of yet")
+                self._unplaced.append(f"{spec.key}: a guardian waits: not every slot was heard of yet")
                 return
             if self._short:
-                self._unplaced.append(f"{view.spec.key}: a guardian waits: replicas need the devices first")
+                self._unplaced.append(f"{spec.key}: a guardian waits: replicas need the devices first")
                 return
             crowd = [m.slot for i in (*lists.wanted, *lists.guardians) for m in i.members]
-            crowd += [s for p in self._placements if p.model == view.spec.key for s in p.slots]
-            chosen, no_room = self._free.find(view.spec, crowd)
-            price = self._cold_price(view, chosen, no_room)
-            if not price.fits:
-                self._unplaced.append(f"{view.spec.key}: a guardian is missing: {no_room}")
+            crowd += [s for p in self._placements if p.model == spec.key for s in p.slots]
+            chosen, no_room = self._free.find(spec, crowd)
+            ladder = self._sources.fresh(spec, chosen, ())
+            failed = ruled_out(i for i in lists.remembered if i.desired is Desired.DORMANT)
+            kind = chosen[0][1][0].kind if chosen and chosen[0][1] else ""
+            prices = tuple(
+                with_sleep(
+                    start_price(mode, spec, chosen, no_room, ladder, self._predictions, failed),
+                    spec,
+                    kind,
+                    self._predictions,
+                )
+                for mode in (Mode.NORMAL, Mode.COLD)
+            )
+            best, why = choose(wanted, prices)
+            if best is None:
+                self._unplaced.append(f"{spec.key}: a guardian is missing: {no_room or why}")
                 return
-            self._start(view, chosen, Desired.DORMANT, price, (price,), "")
+            self._start(view, chosen, Desired.DORMANT, best, why, prices, ladder, "")
 
 
-def _told(price: Price, refused: Sequence[str]) -> str:
-    return f"{price.mode} in {price.seconds:.3f} s: {price.reason}" + (
+def _told(price: Price, why: str, refused: Sequence[str]) -> str:
+    return f"{price.mode} in {price.seconds:.3f} s, {why}: {price.reason}" + (
         f" (not by {'; '.join(refused)})" if refused else ""
     )

@@ -1,15 +1,18 @@
-"""The ladder of one wake: which rungs are open, in which order, from which sources, and why. Zero I/O."""
+"""The ladder of one wake or start: which rungs are open, in which order, from which sources, and why. Zero I/O."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from relight.controller.plan.fleet import first_difference
 from relight.core.fingerprint import digest
 from relight.core.records import (
     Desired,
+    DeviceReport,
     InstanceView,
     MemberView,
+    Mode,
     ModelSpec,
     Rung,
     RungKind,
@@ -52,13 +55,32 @@ class Sources:
 
     def ladder(self, spec: ModelSpec, receiver: InstanceView, allowed: Sequence[RungKind]) -> Ladder:
         """The rungs of a wake of `receiver` for `spec`; `allowed` empty means that the spec's all are."""
+        return self._ladder(spec, receiver, allowed, _no_copy(receiver))
+
+    def fresh(
+        self, spec: ModelSpec, chosen: Sequence[tuple[str, Sequence[DeviceReport]]], allowed: Sequence[RungKind]
+    ) -> Ladder:
+        """The rungs of an engine that shall be started on the chosen slots; none where none is chosen."""
+        if not chosen:
+            return Ladder((), (), 0)
+        members = tuple(
+            MemberView(slot, rank, tuple(d.id for d in devices), None) for rank, (slot, devices) in enumerate(chosen)
+        )
+        receiver = InstanceView(
+            "", spec.key, spec, members, Desired.READY, State.NONE, spec.guardians.level, "", Mode.NORMAL
+        )
+        return self._ladder(spec, receiver, allowed, "an engine that starts has none")
+
+    def _ladder(
+        self, spec: ModelSpec, receiver: InstanceView, allowed: Sequence[RungKind], no_copy: str
+    ) -> Ladder:  # fmt: skip
         rungs: list[Rung] = []
         refused: list[str] = []
         fitting = []
         for source in self._ready:
             if source.model != spec.key or source.instance == receiver.instance:
                 continue
-            why = _mismatch(spec, receiver, source)
+            why = _mismatch(spec, receiver, source) or self._unlike(receiver, source)
             if why:
                 refused.append(f"{source.instance}: {why}")
             else:
@@ -71,10 +93,10 @@ class Sources:
             elif kind is RungKind.DISK:
                 rungs.append(Rung(kind, "the checkpoint on disk, when nothing faster is left"))
             elif kind is RungKind.HOST_COPY:
-                if receiver.level == 1:
-                    rungs.append(Rung(kind, "it sleeps at level 1: its weights are in host memory"))
+                if no_copy:
+                    refused.append(f"{kind}: {no_copy}")
                 else:
-                    refused.append(f"{kind}: it sleeps at level {receiver.level}, which keeps no copy")
+                    rungs.append(Rung(kind, "it sleeps at level 1: its weights are in host memory"))
             else:
                 reached = [(s, self._closed(kind, receiver, s)) for s in fitting]
                 found = [self._peer(kind, receiver, s) for s, why in reached if not why]
@@ -106,6 +128,30 @@ class Sources:
             for ours, theirs in zip(receiver.members, source.members, strict=True)
         ]
 
+    def _unlike(self, receiver: InstanceView, source: InstanceView) -> str:
+        """What would make the layouts differ, as far as can be said before `receiver` has a fingerprint.
+
+        Empty when nothing does, and for members that have one: that says it better.
+        """
+        if all(m.report is not None and m.report.fingerprint is not None for m in receiver.members):
+            return ""
+        if different := first_difference(receiver.spec, source.spec):
+            return different
+        engine = source.spec.engine
+        for number, (here, there) in enumerate(self._pairs(receiver, source)):
+            if here is None or there is None:
+                continue
+            ours, theirs = here.engines.get(engine, ""), there.engines.get(engine, "")
+            if ours != theirs:
+                return f"layout.engine: {engine} {ours!r} here, {theirs!r} there"
+            kinds = [
+                [device.kind for device in slot.devices if device.id in view.members[number].devices]
+                for slot, view in ((here, receiver), (there, source))
+            ]
+            if kinds[0] != kinds[1]:
+                return f"layout.device: {'+'.join(kinds[0])} here, {'+'.join(kinds[1])} there"
+        return ""
+
     def _equipped(self, receiver: InstanceView, source: InstanceView) -> bool:
         """Whether RDMA is what one expects between them: both ends have cards, and are not one host."""
         name = RungKind.PEER_RDMA.transport
@@ -129,6 +175,11 @@ class Sources:
         if kind.transport not in offer.addresses:
             return f"{source.instance}: {offer.closed.get(kind.transport, f'does not serve {kind.transport}')}"
         return ""
+
+
+def _no_copy(receiver: InstanceView) -> str:
+    """Why `receiver` has no copy of its weights in host memory; empty when it has."""
+    return "" if receiver.level == 1 else f"it sleeps at level {receiver.level}, which keeps no copy"
 
 
 def _one_host(a: SlotView, b: SlotView) -> bool:

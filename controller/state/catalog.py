@@ -15,11 +15,11 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from relight.controller.flight.timeline import Timeline
+from relight.controller.flight.timeline import Expectation, Timeline
 from relight.controller.state.base import Change, Lease, Store, Write
 from relight.core.errors import TooOld, Unavailable
 from relight.core.logs import get_logger
-from relight.core.records import Assignment, Desired, Failure, ModelSpec, Operation
+from relight.core.records import Assignment, Desired, Failure, Mode, ModelSpec, Operation
 from relight.core.states import State
 
 R = TypeVar("R")
@@ -52,6 +52,8 @@ class StoredFailure:
     desired: Desired
     failure: Failure
     at: float
+    mode: Mode = Mode.COLD
+    """By which mode it failed to come up: the next try takes a slower one. Cold also where it had come up before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,7 @@ KINDS: Mapping[str, type[Any]] = {
     "slots": SlotFacts,
     "instances": InstanceStatus,
     "starts": Timeline,
+    "expected": Expectation,
     "idempotency": Accepted,
 }
 # Made once, at import: making one takes tens of milliseconds, and the first request must not pay for it.
@@ -174,6 +177,11 @@ class Catalog:
     def starts(self) -> Mapping[str, Versioned[Timeline]]:
         """By timeline id; ids sort by time."""
         return self._tables.by_kind["starts"]
+
+    @property
+    def expected(self) -> Mapping[str, Versioned[Expectation]]:
+        """What was expected of the last start of each instance, by instance."""
+        return self._tables.by_kind["expected"]
 
     @property
     def idempotency(self) -> Mapping[str, Versioned[Accepted]]:

@@ -122,6 +122,8 @@ class Price:
     fits: bool
     reason: str
     parts: Mapping[str, float] = field(default_factory=dict)
+    measured: bool = False
+    """Whether `seconds` rests on starts of this very model by this mode."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -229,6 +229,66 @@ def test_a_plan_claims_only_free_healthy_devices_of_living_slots_and_is_the_same
         assert placement.reason
 
 
+@st.composite
+def mixed_fleets(draw):
+    """Ready replicas and guardians of one model, each started in its own way, on slots that differ."""
+    started = st.builds(
+        dataclasses.replace,
+        st.just(ModelSpec("default", "m", "/m", "r1", "stub", replicas=9, mode=draw(st.sampled_from(list(Mode))))),
+        revision=st.sampled_from(["r1", "r1", "r2"]),
+        args=st.sampled_from([(), (), ("--dtype", "float32")]),
+        env=st.sampled_from([{}, {}, {"A": "1"}]),
+        devices_per_member=st.sampled_from([1, 1, 2]),
+    )
+    slots, instances = [], []
+    for n in range(draw(st.integers(2, 6))):
+        kind = draw(st.sampled_from(["cpu", "gpu"]))
+        devices = tuple(DeviceReport(f"d{d}", kind, "p", 1 << 30, 0) for d in range(2))
+        version = draw(st.sampled_from(["1", "1", "2"]))
+        slots.append(SlotView(f"s{n}", True, draw(st.sampled_from(["x", "y"])), False, {"stub": version}, devices))
+        state = draw(st.sampled_from([None, State.READY, State.READY, State.DORMANT, State.STARTING]))
+        if state is None:
+            continue
+        spec = draw(started)
+        own = tuple(d.id for d in devices[: spec.devices_per_member])
+        told = report(f"i-{n}", spec, 0, own, state)
+        # What an engine says of itself: all that its start and its place decide.
+        layout = {"args": str(spec.args), "env": str(spec.env), "engine": version, "device": kind * len(own)}
+        told = dataclasses.replace(
+            told, fingerprint=None if state is State.STARTING else Fingerprint(layout, {"revision": spec.revision})
+        )
+        desired = Desired.READY if state is State.READY else Desired.DORMANT
+        members = (MemberView(f"s{n}", 0, own, told),)
+        instances.append(InstanceView(f"i-{n}", spec.key, spec, members, desired, state, 2, "", Mode.NORMAL))
+    view = ModelView(draw(started), Demand(0, 0.0, 0, NOW), "op-1")
+    return Snapshot(NOW, 1, 1, (view,), tuple(slots), tuple(instances))
+
+
+def layout_at(spec, slot, devices):
+    """The layout that an engine started for `spec` on these devices will have."""
+    kinds = "".join(d.kind for d in slot.devices if d.id in devices)
+    return {"args": str(spec.args), "env": str(spec.env), "engine": slot.engines["stub"], "device": kinds}
+
+
+@settings(max_examples=500, deadline=None)
+@given(mixed_fleets())
+def test_no_plan_offers_a_source_of_another_layout_or_content(snapshot):
+    slots = {s.slot: s for s in snapshot.slots}
+    views = {i.instance: i for i in snapshot.instances}
+    (model,) = snapshot.models
+    for placement in plan(snapshot, decide(snapshot), Predictions(), ids()).placements:
+        started = views[placement.instance].spec if placement.instance in views else model.spec
+        (where,), (devices,) = placement.slots, placement.devices
+        for rung in placement.rungs:
+            for reference in (rung.source, *rung.helpers):
+                if reference is None:
+                    continue
+                source = views[reference.instance]
+                said = source.members[0].report.fingerprint
+                assert said.layout == layout_at(started, slots[where], devices)
+                assert said.content == {"revision": model.spec.revision}
+
+
 @settings(max_examples=200, deadline=None)
 @given(fleets())
 def test_while_slots_are_unheard_of_nothing_ready_is_taken_down(snapshot):

@@ -228,8 +228,9 @@ class FakeAgent:
             kind = want.rungs[0].kind if want.rungs else RungKind.DISK
             start = StartRecord(
                 name, self.incarnation, want.model, want.mode, want.operation, begun, CLOCK.now(), True, "",
-                (RungResult(kind, True, "", 0.001),) if want.mode is Mode.GUARDIAN else (),
+                () if want.mode is Mode.COLD else (RungResult(kind, True, "", 0.001),),
                 (Phase("pull", begun, CLOCK.now()),),
+                process="" if want.mode is Mode.GUARDIAN else "spawned: no zygote is ready",
             )  # fmt: skip
         self.instances[name] = InstanceReport(
             instance=name,

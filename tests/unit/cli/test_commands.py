@@ -34,6 +34,10 @@ def run(state: Path, *words: str) -> subprocess.CompletedProcess[str]:
         (("plan", "m", "2"), 4, "run `relight up -f FILE`"),
         (("watch", "--since", "-4"), 2, "greater than or equal to 0"),
         (("timeline", "i-x"), 4, "run `relight up -f FILE`"),
+        (("timeline", "i-x", "--format", "svg"), 2, "svg"),
+        (("timeline", "i-x", "--file", "x.json"), 2, "with --format chrome or otlp"),
+        (("explain",), 2, "Missing argument"),
+        (("explain", "i-x"), 4, "run `relight up -f FILE`"),
         (("logs",), 2, "Missing argument"),
         (("logs", "i-x", "--tail-bytes", "999999999"), 2, "less than or equal to"),
         (("fly",), 2, "fly"),
@@ -65,7 +69,8 @@ def test_down_with_nothing_up_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["up", "down", "status", "models", "instances", "devices", "scale", "plan", "watch", "timeline", "logs"]
+    "command",
+    ["up", "down", "status", "models", "instances", "devices", "scale", "plan", "watch", "timeline", "explain", "logs"],
 )
 def test_every_command_has_help_with_an_example(tmp_path: Path, command: str) -> None:
     done = run(tmp_path, command, "--help")

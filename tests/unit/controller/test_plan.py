@@ -7,65 +7,27 @@ import pytest
 from relight.controller.decide.replicas import decide
 from relight.controller.plan.plan import plan
 from relight.controller.plan.prices import Predictions
-from relight.core.fingerprint import Fingerprint
 from relight.core.records import (
     Demand,
     Desired,
     DeviceHolder,
-    DeviceReport,
-    Endpoint,
     Failure,
     Guardians,
-    InstanceReport,
-    InstanceView,
-    MemberView,
     Mode,
     ModelSpec,
     ModelView,
     RungKind,
     ScaleToZero,
-    SlotView,
     Snapshot,
-    SourceOffer,
 )
 from relight.core.states import State
-
-SPEC = ModelSpec("default", "m", "/m", "r1", "stub", replicas=2, guardians=Guardians(1, 2))
-DEVICE = DeviceReport("d0", "cpu", "d0", 1 << 30, 0)
-
-
-def slot(name, boot="boot", force_tcp=False, devices=(DEVICE,), transports=None):
-    return SlotView(name, True, boot, force_tcp, {"stub": "1"}, devices, transports or {})
-
-
-def offers(*transports, **closed):
-    return SourceOffer(1, "d", "c", "", {t: f"{t}:h:1" for t in transports}, 1 << 20, closed, "ab")
-
-
-def instance(name, where, state, spec=SPEC, layout="bf16", level=2, offer=None, **changes):
-    ready = state is State.READY
-    desired = Desired.READY if ready else Desired.DORMANT
-    report = InstanceReport(
-        instance=name, model=spec.key, rank=0, members=1, devices=("d0",), state=state, since=1.0, cause="",
-        incarnation=1, level=level, fingerprint=Fingerprint(layout={"dtype": layout}),
-        endpoint=Endpoint("http://x", "m") if ready else None,
-        source=(offer or offers("shm", "tcp")) if ready else None,
-    )  # fmt: skip
-    values = {
-        "instance": name, "model": spec.key, "spec": spec, "members": (MemberView(where, 0, ("d0",), report),),
-        "desired": desired, "state": state, "level": level, "operation": "", "mode": Mode.COLD,
-    }  # fmt: skip
-    return InstanceView(**{**values, **changes})
+from support.planning import DEVICE, SPEC, instance, kinds, offers, slot
 
 
 def made(instances, slots, spec=SPEC, rungs=(), **changes):
     view = ModelView(spec, Demand(0, 0.0, 0, None), "op-1", rungs)
     snapshot = Snapshot(100.0, 1, 1, (view,), tuple(slots), tuple(instances), **changes)
     return plan(snapshot, decide(snapshot), Predictions(), lambda prefix: f"{prefix}-new")
-
-
-def kinds(placement):
-    return [r.kind for r in placement.rungs]
 
 
 def wake_of(found, name="i-b"):
@@ -77,7 +39,7 @@ def test_a_guardian_on_the_sources_host_wakes_by_shared_memory_then_tcp_then_dis
     wake = wake_of(found)
     assert (wake.desired, wake.mode) == (Desired.READY, Mode.GUARDIAN)
     assert kinds(wake) == [RungKind.PEER_SHM, RungKind.PEER_TCP, RungKind.DISK]
-    assert [p.mode for p in wake.prices] == [Mode.GUARDIAN, Mode.COLD]
+    assert [p.mode for p in wake.prices] == [Mode.GUARDIAN, Mode.LAZY, Mode.NORMAL, Mode.COLD]
     assert all(r.reason for r in wake.rungs)
 
 
