@@ -112,6 +112,23 @@ def refusals() -> dict[str, object]:
     }  # fmt: skip
 
 
+def empty() -> dict[str, object]:
+    """An engine without its weights packs as one with them: the same blocks, and products of what is written later."""
+    same = computes = True
+    filled, empties = packing._Packer(filled=True), packing._Packer(filled=False)
+    for n, k in SHAPES * 2:
+        plain = random(n, k)
+        one, other = plain.clone(), torch.zeros_like(plain)
+        product, rows = filled.pack(one)
+        later, found = empties.pack(other)
+        same &= rows == found
+        other.copy_(one)
+        x = random(3, k)
+        computes &= torch.equal(product(x, one, None), later(x, other, None))
+        _held.extend((one, other))
+    return {"same": same, "computes": computes}
+
+
 def _packed(maker: InPlace, plain: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     weight = plain.clone()
     maker.handler(weight)
@@ -159,7 +176,13 @@ def apart() -> dict[str, object]:
 def main() -> None:
     current_platform.import_kernels()
     torch.set_num_threads(1)
-    found = {"slots": len(find_slots()), "in_place": in_place(), "refusals": refusals(), "apart": apart()}
+    found = {
+        "slots": len(find_slots()),
+        "in_place": in_place(),
+        "refusals": refusals(),
+        "apart": apart(),
+        "empty": empty(),
+    }
     print(json.dumps(found | {"compiled_as_plain": compiled_as_plain()}))
 
 

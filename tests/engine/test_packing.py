@@ -71,3 +71,7 @@ def test_handlers_apart_compute_rightly_and_follow_the_weights_under_compiled_co
     assert apart["before"] <= BF16_ERROR
     assert apart["refused_while_dropped"]
     assert apart["after"] <= BF16_ERROR
+
+
+def test_an_engine_without_weights_is_packed_as_one_with_them_and_computes_from_what_it_is_given(found) -> None:
+    assert found["empty"] == {"same": True, "computes": True}

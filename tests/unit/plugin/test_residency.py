@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from relight.core import failpoints
 from relight.core.clock import SystemClock
 from relight.core.errors import Conflict, InvalidInput, LocalFault, ModelDirty, RemoteFault
-from relight.core.records import RungKind, SourceRef
+from relight.core.records import Mode, RungKind, SourceRef
 from relight.plugin.residency import ModelMemory, Order, Residence, Residency
 from relight.plugin.settings import Card, Settings, read
 from relight.transfer import grants
@@ -22,6 +23,7 @@ from relight.transfer.verify import blocks_of
 from tests.unit.transfer.conftest import LAYOUT, make_manifest
 from tests.unit.transfer.fake_verbs import FakeDevice, FakeMemory
 
+DEADLINE = 10.0
 CANARY = Canary((1, 2), (3,), (-0.5,))
 SIZES = (2_000_000, 300, 70_001)
 
@@ -29,7 +31,9 @@ SIZES = (2_000_000, 300, 70_001)
 class Engine:
     """A member with real segments and sources and a checkpoint file, without a model in it."""
 
-    def __init__(self, name: str, directory: Path, layout: Mapping[str, str] = LAYOUT, cards: int = 0) -> None:
+    def __init__(
+        self, name: str, directory: Path, layout: Mapping[str, str] = LAYOUT, cards: int = 0, mode: Mode = Mode.COLD
+    ) -> None:
         directory.mkdir(mode=0o700)
         self.checkpoint = directory / "checkpoint"
         self.segment = Segment(name, sum(SIZES) + 1024)
@@ -45,9 +49,12 @@ class Engine:
             self._drop, self._rebuild,
         )  # fmt: skip
         here = tuple(Card(f"mlx5_{n}", "127.0.0.1") for n in range(cards))
-        settings = Settings(name, directory, "127.0.0.1", "r1", 2, cards=here)
+        settings = Settings(name, directory, "127.0.0.1", "r1", 2, cards=here, mode=mode)
+        if settings.awaits:
+            self.segment.view[:] = bytes(self.segment.bytes)
         self.residency = Residency(settings, 0, memory, SystemClock())
-        self.residency.set_canary(CANARY)
+        if not settings.awaits:
+            self.residency.set_canary(CANARY)
 
     def _describe(self, revision: str) -> WeightManifest:
         tensors = tuple(
@@ -300,6 +307,68 @@ def test_a_suspended_wake_gives_its_memory_back(pair) -> None:
     assert sleeper.segment.resident_bytes() == 0
     with pytest.raises(Conflict):
         sleeper.residency.resume()
+
+
+@pytest.mark.parametrize("kind", [RungKind.PEER_SHM, RungKind.PEER_TCP, RungKind.DISK])
+def test_an_engine_that_awaits_its_weights_goes_on_once_a_rung_brought_them(pair, tmp_path: Path, kind) -> None:
+    source, _ = pair
+    shm, tcp, grant = source.offer()
+    starting = Engine("i-c", tmp_path / "c", mode=Mode.NORMAL)
+    went_on = threading.Event()
+
+    def engine() -> None:
+        starting.residency.fill(DEADLINE)
+        starting.residency.settle()
+        went_on.set()
+
+    thread = threading.Thread(target=engine)
+    thread.start()
+    assert starting.residency.state is Residence.ASLEEP
+    path = str(source.checkpoint)
+    starting.wake(kind, address=shm if kind is RungKind.PEER_SHM else tcp, grant=grant, path=path)
+    thread.join(DEADLINE)
+    assert went_on.is_set()
+    assert starting.residency.state is Residence.AWAKE
+    assert starting.segment.view == source.segment.view
+    manifest = starting.residency.source.manifest
+    assert manifest.content_digest() == source.residency.source.manifest.content_digest()
+    assert manifest.canary == (None if kind is RungKind.DISK else CANARY)
+    starting.offer()
+    starting.residency.close_source(0.0)
+
+
+def test_an_engine_that_awaits_its_weights_is_no_source_and_does_not_resume(tmp_path: Path) -> None:
+    starting = Engine("i-c", tmp_path / "c", mode=Mode.LAZY)
+    with pytest.raises(Conflict, match="cannot be a source"):
+        starting.offer()
+    with pytest.raises(Conflict, match="a refill must precede the wake"):
+        starting.residency.resume()
+
+
+def test_an_engine_to_which_no_rung_brings_weights_gives_up(tmp_path: Path) -> None:
+    starting = Engine("i-c", tmp_path / "c", mode=Mode.NORMAL)
+    with pytest.raises(LocalFault, match=r"no weights were brought within 0\.01 s"):
+        starting.residency.fill(0.01)
+
+
+def test_a_start_that_writes_into_its_weights_after_they_were_proven_is_refused_by_name(pair, tmp_path: Path) -> None:
+    source, _ = pair
+    shm, _, grant = source.offer()
+    starting = Engine("i-c", tmp_path / "c", mode=Mode.NORMAL)
+    starting.wake(RungKind.PEER_SHM, address=shm, grant=grant)
+    starting.residency.fill(DEADLINE)
+    starting.segment.view[10] ^= 1
+    with pytest.raises(LocalFault, match="was changed by the start itself"):
+        starting.residency.settle()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("RELIGHT_MODE", "fast"), ("RELIGHT_START_SECONDS", "soon"), ("RELIGHT_START_SECONDS", "0")]
+)
+def test_a_mode_or_time_that_is_none_is_refused_by_name(tmp_path: Path, name: str, value: str) -> None:
+    given = {"RELIGHT_INSTANCE": "i", "RELIGHT_ENGINE_DIR": str(tmp_path), "RELIGHT_BIND_HOST": "::1", name: value}
+    with pytest.raises(InvalidInput, match=name):
+        read(given)
 
 
 def test_an_engine_without_an_agent_says_what_is_missing() -> None:
