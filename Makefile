@@ -29,6 +29,10 @@ setup-peers: ## Set up other transfer engines to compare with
 bench-transfer: setup setup-peers ## Verified transfer against raw copies, sockets and other engines; ends with one line of JSON
 	@$(BIN)/python benchmarks/transfer/main.py
 
+.PHONY: bench-start
+bench-start: setup ## Five starts by each mode against plain vLLM, cold and warm (25 minutes); ends with one line of JSON
+	@PYTHONPATH=benchmarks/demo $(BIN)/python benchmarks/start/main.py
+
 .PHONY: bench-ring
 bench-ring: setup-control ## The compile-cache ring under kills and joins, and many starts of one key; ends with one line of JSON
 	@PYTHONPATH=src $(BIN)/python benchmarks/ring/main.py

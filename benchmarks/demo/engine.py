@@ -49,8 +49,8 @@ class Plain:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def stop(self) -> None:
-        """Ends the server and its children, by process group, and removes its directory."""
+    def stop(self, *, keep: bool = False) -> None:
+        """Ends the server and its children, by process group, and removes its directory unless it is to be kept."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGTERM)
             try:
@@ -58,7 +58,8 @@ class Plain:
             except subprocess.TimeoutExpired:
                 os.killpg(self.process.pid, signal.SIGKILL)
                 self.process.wait(30)
-        shutil.rmtree(self.directory, ignore_errors=True)
+        if not keep:
+            shutil.rmtree(self.directory, ignore_errors=True)
 
 
 def environment(directory: Path) -> dict[str, str]:
@@ -89,7 +90,12 @@ def warm_page_cache() -> None:
 def start_cold(directory: Path) -> Plain:
     """Starts plain vLLM with nothing cached; `cold_seconds` runs from process start to the first token."""
     shutil.rmtree(directory, ignore_errors=True)
-    (directory / "home").mkdir(parents=True)
+    return start(directory)
+
+
+def start(directory: Path, **variables: str) -> Plain:
+    """Starts plain vLLM with what an earlier start left in `directory`; `variables` change its environment."""
+    (directory / "home").mkdir(parents=True, exist_ok=True)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -97,7 +103,7 @@ def start_cold(directory: Path) -> Plain:
         str(PYTHON), "-m", "vllm.entrypoints.cli.main", "serve", str(MODEL), *ARGUMENTS,
         "--served-model-name", NAME, "--host", "127.0.0.1", "--port", str(port),
     ]  # fmt: skip
-    env = environment(directory)
+    env = {**environment(directory), **variables}
     log = (directory / "log").open("wb")
     begun = time.monotonic()
     process = subprocess.Popen(argv, env=env, cwd=directory, stdout=log, stderr=log, start_new_session=True)
