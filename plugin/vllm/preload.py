@@ -51,12 +51,20 @@ def preload() -> None:
     for name in CPU_MODULES if on_cpu else GPU_MODULES:
         importlib.import_module(name)
     from torch._inductor import codecache, cpu_vec_isa
+    from vllm.config.logging import LoggingConfig
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.logger import configure_logging_if_needed
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    # Kept by both for the life of the process: a digest of torch's own sources, and which vector instructions work,
-    # which is found out by a compiled program and an interpreter for each.
+    # Each of these is kept for the life of a process: how vLLM logs, its arguments with their help, a digest of torch's
+    # own sources, and which vector instructions work, found out by a compiled program and an interpreter for each.
+    configure_logging_if_needed(LoggingConfig())
+    make_arg_parser(FlexibleArgumentParser())
     codecache.torch_key()
     if on_cpu:
         cpu_vec_isa.pick_vec_isa()
+        # It looks through every module for kernels to replace; what is replaced stays so in a child.
+        current_platform.register_triton_kernel_overrides()
 
 
 def in_child(env: Mapping[str, str]) -> None:
@@ -77,6 +85,8 @@ def in_child(env: Mapping[str, str]) -> None:
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
 
     platform.check_and_update_config = classmethod(check_and_update_config)
+    if current_platform.is_cpu():
+        platform.register_triton_kernel_overrides = classmethod(lambda cls: None)
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
 
 
