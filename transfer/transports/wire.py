@@ -40,6 +40,10 @@ MANIFEST, HELD, READ, FINISH = range(4)
 OK, REFUSED, NOT_YET = b"\x00", b"\x01", b"\x02"
 
 
+PART_SECONDS, PART_READS = 1.0, 64
+"""How long, and for how many pieces of what it still sends, a refused reader is waited for to hang up."""
+
+
 class Closed(Exception):
     """The other end closed the connection between two messages."""
 
@@ -151,6 +155,20 @@ def welcome_plain(sock: socket.socket) -> None:
     sock.sendall(OK)
 
 
+def _part(sock: socket.socket) -> None:
+    """Ends a connection so that the last answer arrives.
+
+    Closing a socket with questions unread resets the connection, and the kernel then throws away what the other end has
+    not read yet: the reason for which it was refused.
+    """
+    with suppress(OSError):
+        sock.settimeout(PART_SECONDS)
+        sock.shutdown(socket.SHUT_WR)
+        for _ in range(PART_READS):
+            if not sock.recv(1 << 16):
+                return
+
+
 class Acceptor:
     """Accepts connections on one listening socket, a thread for each, until it is closed."""
 
@@ -190,6 +208,7 @@ class Acceptor:
                 self._open.add(sock)
             try:
                 self._handle(sock)
+                _part(sock)
             finally:
                 with self._lock:
                     self._open.discard(sock)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import socket
 import struct
 from pathlib import Path
@@ -132,3 +133,20 @@ def test_dropped_pages_read_as_zeros_and_occupy_nothing() -> None:
     assert segment.resident_bytes() == 0
     assert bytes(segment.view[:5]) == bytes(5)
     segment.close()
+
+
+def test_a_reason_arrives_although_the_reader_had_sent_more_questions_than_were_read(rig: Rig) -> None:
+    listener = tcp.TcpListener("127.0.0.1")
+    address = listener.register(rig.source)
+    try:
+        with socket.create_connection(wire.parse_endpoint(address, "tcp", "tls"), timeout=10) as sock:
+            hello = json.dumps({"version": 1, "grant": "nonsense"}).encode()
+            sock.sendall(len(hello).to_bytes(4, "big") + hello + bytes(4096))
+            # Until the source has said all it will say: a reset would now have taken it back.
+            ended = select.poll()
+            ended.register(sock, select.POLLRDHUP)
+            assert ended.poll(10_000)
+            said = b"".join(iter(lambda: sock.recv(4096), b""))
+    finally:
+        listener.release()
+    assert b"error" in said
