@@ -63,6 +63,8 @@ class Member:
     requests_running: int = 0
     unmapped_bytes: int = 0
     retry_at: float = 0.0
+    exit_code: int | None = None
+    """How its main process ended by itself, where that is known: minus a signal's number."""
     ending: bool = False
     """Its process is being ended by this agent."""
     task: asyncio.Task[None] | None = None

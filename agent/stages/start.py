@@ -37,12 +37,15 @@ async def start(member: Member, tools: Tools, cause: str) -> None:
         member.pid = member.start_time = 0
         # Wrong arguments stay wrong; anything else may pass.
         member.fail(reason, None if isinstance(error, InvalidInput) else RETRY_AFTER)
+    finally:
+        tools.caches.ended(member)
 
 
 async def _start(member: Member, tools: Tools, record: Recorder, remaining: float) -> None:
     if member.pid == 0:
         command = tools.driver(member).command(tools.context(member))
         record.mark("dispatch", "agent: receipt to spawn")
+        command = await tools.caches.prepare(member, tools, record, command)
         running = await tools.spawner.spawn(member, command.argv, command.env, str(command.cwd))
         member.pid, member.start_time = running.pid, running.start_time
         member.remember()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from relight.controller.flight.predict import learn
 from relight.controller.flight.timeline import Timeline, assemble, with_span
@@ -76,6 +76,11 @@ class Recorder:
             if timeline.id not in self._recorded and timeline.id not in self._catalog.starts:
                 touched[timeline.id] = timeline
                 fresh.append(timeline)
+            elif timeline.id in self._catalog.starts:
+                # Agents tell of a start once it has ended, and what became of its compile cache later.
+                stored = self._catalog.starts[timeline.id].record
+                if timeline.cache is not None and timeline.cache != stored.cache:
+                    touched[timeline.id] = replace(stored, cache=timeline.cache)
         self._recorded = {timeline.id for timeline in reported}
         present = {i.instance for i in snapshot.instances}
         self._expected = {name: e for name, e in self._expected.items() if name in present}

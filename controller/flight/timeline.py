@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from relight.core.records import GatewaySpan, Mode, Operation, Phase, RungResult, StartRecord
+from relight.core.records import GatewaySpan, Mode, Operation, Phase, RungResult, StartCache, StartRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,8 @@ class Timeline:
     predicted_seconds: float | None = None
     rungs: tuple[RungResult, ...] = ()
     phases: tuple[Phase, ...] = ()
+    cache: StartCache | None = None
+    """What the compile-cache ring did for it: known some time after the start has ended."""
 
 
 def coverage(phases: Iterable[Phase], start: float, end: float) -> float:
@@ -81,6 +83,7 @@ def assemble(
         predicted_seconds=predicted_seconds,
         rungs=record.rungs,
         phases=phases,
+        cache=record.cache,
     )
 
 

@@ -10,9 +10,9 @@ from enum import StrEnum
 class Mode(StrEnum):
     """How a missing replica comes to exist; `auto` takes the fastest that fits.
 
-    `guardian` wakes a dormant engine. `lazy` and `normal` start one out of what the node keeps ready (a zygote, compiled
-    code from the ring, weights by the ladder); `lazy` serves before everything is warmed up or captured. `cold` is the
-    engine's own start, with nothing of ours: what the others are measured against.
+    `guardian` wakes a dormant engine. `lazy` and `normal` start one out of what the node keeps ready (a zygote,
+    compiled code from the ring, weights by the ladder); `lazy` serves before everything is warmed up or captured.
+    `cold` is the engine's own start, with nothing of ours: what the others are measured against.
     """
 
     AUTO = "auto"

@@ -68,7 +68,7 @@ def test_a_good_file_is_taken_with_paths_from_its_own_folder_and_sizes_in_bytes(
         ("python: python", "python: nowhere", 2, "an interpreter"),
         ("name: node-b", "name: node-a", 6, "a name of its own"),
         ("guardians: {replicas: 1", "guardians: {replicas: 9", 8, "at most 2 device(s)"),
-        ("engine: vllm", "engine: vllm\n    mode: warp", 13, "'auto', 'guardian' or 'cold'"),
+        ("engine: vllm", "engine: vllm\n    mode: warp", 13, "'normal' or 'cold'"),
         ("engine: vllm", "engine: vllm\n    rungs: [teleport]", 13, "peer_shm"),
         ("engines:", "ports: {controller: 7400, fleet: 7400}\nengines:", 1, "three different ports"),
         ("engines:", "hold: {seconds: 0}\nengines:", 1, "greater than 0"),
