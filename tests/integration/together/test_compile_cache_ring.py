@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,9 @@ from typing import Any
 import pytest
 
 from relight.controller import loop
+from relight.controller.cli import pki
 from relight.core.auth import hash_token
+from relight.core.clock import SystemClock
 from relight.core.records import Mode
 from support.agent import Slot
 from support.controlplane import TOKENS, Running, model
@@ -45,8 +48,9 @@ def _starts_are_normal(monkeypatch: pytest.MonkeyPatch) -> None:
 class Fleet:
     """One controller in this process, agents as processes."""
 
-    def __init__(self, root: Path, running: Running) -> None:
-        self.root, self.running, self.slots = root, running, dict[str, Slot]()
+    def __init__(self, root: Path, running: Running, **settings: Any) -> None:
+        """`settings` are those of every agent."""
+        self.root, self.running, self.slots, self.settings = root, running, dict[str, Slot](), settings
 
     async def add(self, name: str, **changes: Any) -> Slot:
         directory = self.root / name
@@ -61,6 +65,7 @@ class Fleet:
             "devices": [{"id": "cpu-0", "memory_bytes": 1 << 30}],
             "engines": {"stub": {}},
             "health_seconds": 0.2,
+            **self.settings,
             **changes,
         }
         self.slots[name] = Slot(SimpleNamespace(port=0), directory, config)
@@ -72,11 +77,13 @@ class Fleet:
         said = None
         try:
             async with asyncio.timeout(DEADLINE):
-                while not holds(said := await ask()):
+                while True:
+                    said = await ask()
+                    if holds(said):
+                        return said
                     await asyncio.sleep(0.05)
         except TimeoutError:
             raise AssertionError(said) from None
-        return said
 
     async def ring(self, *names: str) -> None:
         """Returns when the ring has exactly these nodes, as the command line would see it."""
@@ -112,13 +119,12 @@ class Fleet:
         return reply.json()["items"]
 
 
-@pytest.fixture
-async def fleet() -> AsyncIterator[Fleet]:
-    async with AsyncExitStack() as stack:
-        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rl-")))
+@asynccontextmanager
+async def _fleet(controller: dict[str, Any], agents: dict[str, Any]) -> AsyncIterator[Fleet]:
+    with tempfile.TemporaryDirectory(prefix="rl-") as root:
         spec = model(mode="normal", args=['compiles="graph"'], env=CHECKOUT)
-        running = await Running.start(root, models=[spec], agent_token=CONTROLLER_TOKEN)
-        made = Fleet(root, running)
+        running = await Running.start(Path(root), models=[spec], agent_token=CONTROLLER_TOKEN, **controller)
+        made = Fleet(Path(root), running, **agents)
         try:
             yield made
         finally:
@@ -127,6 +133,12 @@ async def fleet() -> AsyncIterator[Fleet]:
                 for log in slot.directory.rglob("*.log"):
                     print(f"--- {log}\n{log.read_text()[-3000:]}")
             await running.stop()
+
+
+@pytest.fixture
+async def fleet() -> AsyncIterator[Fleet]:
+    async with _fleet({}, {}) as made:
+        yield made
 
 
 async def test_a_second_start_on_another_node_loads_what_the_first_compiled(fleet: Fleet) -> None:
@@ -161,6 +173,59 @@ async def test_a_second_start_on_another_node_loads_what_the_first_compiled(flee
     assert key not in repr(fleet.running.controller.reconciler.snapshot())
 
 
+async def test_with_data_tls_bundles_travel_under_certificates_of_the_fleet(tmp_path: Path) -> None:
+    pki.make(tmp_path, ("controller", "agent"), SystemClock())
+
+    def files(name: str) -> dict[str, str]:
+        paths = {"certificate": f"{name}.pem", "private_key": f"{name}.key", "authority": "ca.pem"}
+        return {field: str(tmp_path / path) for field, path in paths.items()}
+
+    controller = {"grpc": {"port": 0, "tls": files("controller")}}
+    async with _fleet(controller, {"tls": files("agent"), "data_tls": True}) as fleet:
+        await fleet.add("a")
+        await fleet.add("b")
+        await fleet.ring("a", "b")
+        present = fleet.running.controller.reconciler.rings.present
+        assert {n.address.partition(":")[0] for n in present.nodes.values()} == {"tls"}
+        await fleet.scale(1)
+        await fleet.starts(1)
+        await fleet.scale(2)
+        assert sorted(t["cache"]["verdict"] for t in (await fleet.starts(2)).values()) == ["compiled", "hit"]
+        assert len(await fleet.bundles()) == 1
+
+
+async def test_the_command_line_lists_shows_and_compares_keys(fleet: Fleet) -> None:
+    await fleet.add("a")
+    await fleet.ring("a")
+    await fleet.scale(1)
+    await fleet.starts(1)
+    spec = model(mode="normal", args=['compiles="another"'], env=CHECKOUT, replicas=1)
+    body = {k: v for k, v in spec.items() if k not in ("name", "namespace")}
+    await fleet.scale(0)
+    assert (await fleet.running.client.put(MODEL, json=body, headers={"If-Match": "*"})).status_code == 200
+    first, second = sorted(b["key"] for b in await fleet.until(fleet.bundles, lambda b: len(b) == 2))
+
+    async def relight(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "relight.controller.cli", "cache", *words, "--server", fleet.running.base]
+        return await asyncio.to_thread(
+            subprocess.run, command, capture_output=True, text=True, timeout=60, check=False,
+            env={**os.environ, "RELIGHT_TOKEN": TOKENS["operator"]},
+        )  # fmt: skip
+
+    listed = await relight("list")
+    assert (listed.returncode, first in listed.stdout, "/models/m" in listed.stdout) == (0, True, True), listed
+    assert [b["key"] for b in json.loads((await relight("list", "-o", "json")).stdout)] == [first, second]
+    shown = await relight("show", first[:8])
+    assert "version.stub" in shown.stdout, shown
+    assert json.loads((await relight("show", first[:8], "-o", "json")).stdout)["nodes"] == ["a"]
+    differing = json.loads((await relight("diff", first[:8], second[:8], "-o", "json")).stdout)
+    assert [d["component"] for d in differing] == ["argument.--compiles"]
+    assert "graph" in (await relight("diff", first[:8], second[:8])).stdout
+    assert (await relight("diff", first, first)).stdout.strip() == "the keys are equal"
+    refused = await relight("release", first)
+    assert (refused.returncode, "not in quarantine" in refused.stderr) == (4, True), refused
+
+
 async def test_two_starts_at_once_compile_once_and_the_other_one_waits_and_says_so(fleet: Fleet) -> None:
     await fleet.add("a")
     await fleet.add("b")
@@ -190,6 +255,9 @@ async def test_the_bundle_of_a_node_that_died_is_still_found_and_trusted(fleet: 
     # What the dead node ran is still listed as it was last seen.
     found = await fleet.starts(3)
     assert [found[slot]["cache"]["verdict"] for slot in left] == ["hit", "hit"], found
+    # A replica was lost with the node: the others bring it back.
+    repaired = await fleet.until(fleet.bundles, lambda b: len(b[0]["nodes"]) == 2)
+    assert repaired[0]["nodes"] == left
 
 
 async def test_an_altered_bundle_is_refused_and_the_start_compiles_and_says_why(fleet: Fleet) -> None:
