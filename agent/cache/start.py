@@ -206,9 +206,13 @@ class CompileCache:
                     prepared.root, key, self._signer, self._clock, compile_seconds=took, limits=self._ring.limits
                 ) as tree:
                     done = self._ring.publish(tree)
+                    seen, files = record.outcome, len(tree.manifest.files)
+                    # It may have gone on compiling since it was judged; and all that is there is its own.
                     return replace(
-                        record, bundle=tree.sealed.name, published=done.nodes, not_published="; ".join(done.refused)
-                    )
+                        record, bundle=tree.sealed.name, published=done.nodes, not_published="; ".join(done.refused),
+                        outcome=replace(seen, compiled=files, reason=f"{files} artefacts are the engine's own")
+                        if seen else None,
+                    )  # fmt: skip
             except Unavailable as error:
                 if self._clock.monotonic() + error.retry_after > until:
                     raise

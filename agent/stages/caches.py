@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from relight.agent.cache.install import clear
 from relight.agent.cache.service import CacheService
-from relight.agent.cache.start import CacheRecord, Prepared
+from relight.agent.cache.start import SETTLE_SECONDS, CacheRecord, Prepared
 from relight.agent.engines.base import EngineCommand
 from relight.core.errors import RelightError
 from relight.core.logs import get_logger
@@ -32,6 +32,8 @@ USES = frozenset({Mode.LAZY, Mode.NORMAL})
 """Modes whose starts ask the ring. The others compile for themselves: they are what these are measured against."""
 WAIT_SHARE = 0.5
 """How much of a start's remaining time another's compile may be waited for: then there is time left to compile."""
+CUT_SECONDS = 10.0
+"""How long the end of a start waits for what prepares it: a node that hangs is given up on after half of that."""
 Judge = Callable[[str], CacheRecord]
 THREADS = 64
 """Starts of one agent that may wait at a time; waiting costs nothing but the thread."""
@@ -84,11 +86,10 @@ class Caches:
         try:
             prepared = await asyncio.shield(future)
         except asyncio.CancelledError:
-            # Nothing may be written into the instance's directory after its start has ended.
+            # Nothing should be written into the instance's directory after its start has ended.
             stopped.set()
-            late = await future
-            if isinstance(late, Prepared):
-                self._after(member, lambda log: service.cache.abandon(late, log, None), None, "failed")
+            await asyncio.wait({future}, timeout=CUT_SECONDS)
+            future.add_done_callback(lambda done: self._late(member, done))
             raise
         if isinstance(prepared, str):
             record.mark("cache", prepared)
@@ -97,13 +98,24 @@ class Caches:
         record.mark("cache", _said(prepared.record))
         return replace(command, env={**command.env, **prepared.environment})
 
+    def _late(self, member: Member, done: asyncio.Future[Prepared | str]) -> None:
+        """A start was cut while it was prepared: what it got is given back."""
+        service = self._service
+        found = "" if done.cancelled() or done.exception() is not None else done.result()
+        if isinstance(found, Prepared) and service is not None:
+            self._after(member, lambda log: service.cache.abandon(found, log, None), None, "failed")
+
     def ended(self, member: Member) -> None:
         """The start is over, well or not: what became of it is found out beside everything else."""
         begun, service = self._begun.pop(member.instance, None), self._service
         if begun is None or service is None:
             return
         if member.state in (State.READY, State.DORMANT):
-            self._after(member, lambda log: service.cache.finish(begun.prepared, log), begun.incarnation, "compiled")
+            # An engine that serves before it has warmed up goes on compiling for as long as others wait for it.
+            settle = max(SETTLE_SECONDS, service.settings.wait_seconds)
+            self._after(
+                member, lambda log: service.cache.finish(begun.prepared, log, settle), begun.incarnation, "compiled"
+            )  # fmt: skip
         else:
             code = member.exit_code
             self._after(

@@ -61,6 +61,7 @@ async def serve(
     return server, port
 
 
+_LARGE = (("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),)
 _ERRORS: dict[grpc.StatusCode, type[RelightError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidInput,
     grpc.StatusCode.NOT_FOUND: NotFound,
@@ -76,7 +77,7 @@ class AgentCalls:
 
     async def cache(self, address: str, query: CacheQuery) -> CacheAnswer:
         """What the compile-cache ring answers by way of one agent. Raises InvalidInput, NotFound, Unavailable."""
-        async with open_channel(address, self._tls) as channel:
+        async with open_channel(address, self._tls, _LARGE) as channel:
             stub = fleet_pb2_grpc.AgentStub(channel)  # type: ignore[no-untyped-call]
             try:
                 message = await stub.Cache(
