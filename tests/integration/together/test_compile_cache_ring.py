@@ -310,7 +310,8 @@ async def test_an_archive_carries_bundles_out_of_one_ring_and_into_another(fleet
     ((first, start),) = (await fleet.starts(1)).items()
 
     def carry(action: str, slot: Slot) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "relight.agent.cache", action, str(tmp_path / "archive")]
+        module = {"export": ["relight.controller.cli", "cache"], "import": ["relight.agent.cache"]}[action]
+        command = [sys.executable, "-m", *module, action, str(tmp_path / "archive")]
         return subprocess.run(
             [*command, "--config", str(slot.directory / "config.json")],
             capture_output=True, text=True, timeout=30, check=False,
