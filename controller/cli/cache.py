@@ -41,6 +41,22 @@ def list_(state: State = None, server: Server = None, output: Shown = Output.TAB
     render.emit(found, output, columns)
 
 
+@app.command(epilog="Example: relight cache nodes --output json")
+def nodes(state: State = None, server: Server = None, output: Shown = Output.TABLE) -> None:
+    """Every cache node: its address, how full it is, its starts, and the public key that others have to trust."""
+    slots = connected(server, state).items("/api/v1/slots")
+    found = [{"slot": s["name"], "alive": s["alive"], **s["cache"]} for s in slots if s["cache"]]
+    if output is Output.TABLE:
+        for each in found:
+            each["used"] = f"{render.size(each['bytes'])} of {render.size(each['quota'])}"
+    columns = [
+        ("SLOT", "slot"), ("ALIVE", "alive"), ("ADDRESS", "address"), ("BUNDLES", "bundles"), ("USED", "used"),
+        ("QUARANTINED", "quarantined"), ("HITS", "hits"), ("MISSES", "misses"), ("COMPILES", "compiles"),
+        ("PUBLIC KEY", "signer"),
+    ]  # fmt: skip
+    render.emit(found, output, columns)
+
+
 @app.command(epilog="Example: relight cache show 3f1c9a")
 def show(key: Key, state: State = None, server: Server = None, output: Shown = Output.TABLE) -> None:
     """One key: its bundle, and every component that changes what is compiled."""

@@ -212,6 +212,9 @@ async def test_the_command_line_lists_shows_and_compares_keys(fleet: Fleet) -> N
             env={**os.environ, "RELIGHT_TOKEN": TOKENS["operator"]},
         )  # fmt: skip
 
+    (node,) = json.loads((await relight("nodes", "-o", "json")).stdout)
+    assert (node["slot"], node["bundles"], node["compiles"]) == ("a", 2, 2)
+    assert node["signer"] in (await relight("nodes")).stdout
     listed = await relight("list")
     assert (listed.returncode, first in listed.stdout, "/models/m" in listed.stdout) == (0, True, True), listed
     assert [b["key"] for b in json.loads((await relight("list", "-o", "json")).stdout)] == [first, second]
