@@ -7,11 +7,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from relight.agent.cache.service import CacheSettings
 from relight.agent.devices.base import Device
 from relight.core.ids import is_name
 from relight.core.tls import TlsFiles
 from relight.protos import settings
-from relight.protos.settings import Attached, Strict
+from relight.protos.settings import Attached, Port, Strict
 
 
 class CpuDevice(Strict):
@@ -20,6 +21,43 @@ class CpuDevice(Strict):
     id: Annotated[str, Field(min_length=1, max_length=63)]
     cores: tuple[Annotated[int, Field(ge=0)], ...] = ()
     memory_bytes: Annotated[int, Field(gt=0)]
+
+
+class CompileCacheConfig(Strict):
+    """This node's part of the compile-cache ring (docs/compile-cache.md)."""
+
+    enabled: bool = True
+    """Whether a cache node runs here, and starts of the modes lazy and normal use the ring."""
+    quota_bytes: Annotated[int, Field(gt=0, le=1 << 50)] = 20 << 30
+    """Bytes of bundles that are kept here, the least recently used collected first."""
+    host: str | None = None
+    """Address that the node listens on and is reached at by the others; `bind_host` when absent."""
+    port: Port = 0
+    """0 takes any free port: the controller tells the others which."""
+    directory: Path | None = None
+    """Bundles, the node's signing key, the last ring heard; `state_dir`/compile-cache when absent."""
+    trusted_keys: tuple[Annotated[str, Field(pattern="^[0-9a-f]{64}$")], ...] = ()
+    """Public keys whose bundles are used besides those of the fleet's nodes: of archives from elsewhere."""
+    archive: Path | None = None
+    """A directory of bundles (one that an image brings along) that is asked before the ring."""
+    wait_seconds: Annotated[float, Field(ge=0, le=3600)] = 600.0
+    """How long a start waits for another one that compiles the same; at most half of the time that it has left."""
+    repair_seconds: Annotated[float, Field(gt=0, le=86_400)] = 600.0
+    """Between two repairs while the members stay; each change of them is followed by one at once."""
+
+    @field_validator("directory", "archive")
+    @classmethod
+    def _absolute(cls, value: Path | None) -> Path | None:
+        if value is not None and not value.is_absolute():
+            raise ValueError("an absolute path")
+        return value
+
+    @field_validator("host")
+    @classmethod
+    def _reached(cls, value: str | None) -> str | None:
+        if value in ("", "0.0.0.0", "::"):  # noqa: S104 - refused, not bound
+            raise ValueError("the one address that other nodes reach this one at")
+        return value
 
 
 class AgentConfig(Attached):
@@ -46,6 +84,7 @@ class AgentConfig(Attached):
     devices: Annotated[tuple[CpuDevice, ...], Field(min_length=1)]
     engines: dict[str, dict[str, Any]]
     """Engine name -> the driver's settings."""
+    compile_cache: CompileCacheConfig = CompileCacheConfig()
     health_seconds: Annotated[float, Field(gt=0, le=60)] = 2.0
     """Between two looks at each ready engine: a hung one is found within a few of them."""
     devices_seconds: Annotated[float, Field(gt=0, le=3600)] = 15.0
@@ -74,6 +113,16 @@ class AgentConfig(Attached):
     def weights_tls(self) -> TlsFiles | None:
         """What weights travel under between hosts."""
         return self.tls.files() if self.data_tls and self.tls else None
+
+    def cache_settings(self) -> CacheSettings | None:
+        """The compile cache's section with what it takes from others; None where it is off."""
+        own = self.compile_cache
+        if not own.enabled:
+            return None
+        return CacheSettings(
+            own.directory or self.state_dir / "compile-cache", own.quota_bytes, own.host or self.bind_host, own.port,
+            own.trusted_keys, own.archive, own.wait_seconds, own.repair_seconds,
+        )  # fmt: skip
 
     @property
     def socket(self) -> Path:

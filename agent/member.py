@@ -65,6 +65,8 @@ class Member:
     retry_at: float = 0.0
     complete: bool = True
     """Nothing is left of what a lazy start put off."""
+    exit_code: int | None = None
+    """How its main process ended by itself, where that is known: minus a signal's number."""
     ending: bool = False
     """Its process is being ended by this agent."""
     task: asyncio.Task[None] | None = None

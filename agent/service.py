@@ -11,6 +11,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from relight.agent.asked import AgentServicer
+from relight.agent.cache.service import CacheService
 from relight.agent.config import AgentConfig
 from relight.agent.devices.base import DeviceBackend
 from relight.agent.devices.cpu import CpuDevices
@@ -19,17 +21,17 @@ from relight.agent.fleet import fleet_stream
 from relight.agent.journal import Journal
 from relight.agent.ledger import Ledger
 from relight.agent.link import SupervisorLink
-from relight.agent.logs import LogsServicer
 from relight.agent.rails import Rails, look
+from relight.agent.stages.caches import Caches
 from relight.agent.stages.common import Tools
 from relight.agent.supervisor.client import Exit
 from relight.agent.transitions import SETTLE, Transitions
 from relight.agent.zygotes.keeper import Zygotes
 from relight.core.clock import Clock
-from relight.core.errors import FieldError, InvalidInput
+from relight.core.errors import FieldError, InvalidInput, RelightError
 from relight.core.ids import new_id
 from relight.core.logs import get_logger
-from relight.core.records import Assignment, DeviceReport, SlotReport
+from relight.core.records import Assignment, CacheRing, DeviceReport, SlotReport
 from relight.protos.relight.v1 import fleet_pb2_grpc
 
 _log = get_logger("agent")
@@ -66,11 +68,13 @@ class Agent:
             self._on_exit,
         )
         self._zygotes = Zygotes(self._drivers, config.state_dir / "zygotes", self._link, clock)
-        self._fleet = fleet_stream(config.controller(), clock, self._report, self._accept)
+        self._fleet = fleet_stream(config.controller(), clock, self._report, self._accept, self._hear)
+        self._cache: CacheService | None = None
         self._devices: tuple[DeviceReport, ...] = ()
         self._rails = Rails(False)
         self._remeasure = asyncio.Event()
         self._transitions: Transitions | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._me = _Identity(new_id("a"), "", "", {})
 
     async def run(self, ready: Callable[[str], None] = lambda _: None) -> None:
@@ -82,9 +86,12 @@ class Agent:
         ledger = Ledger(self._backend, self._link.owner)
         own = self._config
         self._rails = await asyncio.to_thread(self._look_at_rails)
+        self._loop = asyncio.get_running_loop()
+        self._cache = await asyncio.to_thread(self._open_cache)
+        caches = Caches(self._cache)
         tools = Tools(
             self._clock, self._drivers, self._link, self._zygotes, ledger, own.bind_host, own.force_tcp,
-            own.weights_tls(), own.source_rate, lambda: self._rails.cards,
+            own.weights_tls(), own.source_rate, lambda: self._rails.cards, caches,
         )  # fmt: skip
         parents = {d.id: d.parent for d in self._backend.enumerate()}
         transitions = Transitions(tools, self._journal, self._config.state_dir, parents, self._changed)
@@ -105,6 +112,9 @@ class Agent:
                 group.create_task(self._watch_devices(transitions, ledger))
         finally:
             await transitions.close()
+            await caches.close()
+            if self._cache is not None:
+                await asyncio.to_thread(self._cache.close)
             await server.stop(0)
             await self._link.close()
             self._journal.close()
@@ -114,13 +124,31 @@ class Agent:
         names = () if self._config.data_tls else self._config.cards()
         return look(names, max(d.memory_bytes for d in self._config.devices))
 
+    def _open_cache(self) -> CacheService | None:
+        settings = self._config.cache_settings()
+        if settings is None:
+            return None
+        try:
+            return CacheService(
+                self._config.slot, settings, self._clock, self._cache_changed, self._config.weights_tls()
+            )  # fmt: skip
+        except (RelightError, OSError) as error:
+            # Engines start all the same: without a ring they compile.
+            _log.error("cache.unusable", reason=f"{type(error).__name__}: {error}")
+            return None
+
+    def _cache_changed(self) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._fleet.changed, False)
+
     def _versions(self) -> dict[str, str]:
         found = {name: driver.version() for name, driver in self._drivers.items()}
         return {name: version for name, version in found.items() if version is not None}
 
     async def _serve(self, transitions: Transitions) -> grpc.aio.Server:
         server = grpc.aio.server()
-        servicer = LogsServicer(transitions.log_path, self._config.known_tokens())
+        ring = self._cache.ring if self._cache else None
+        servicer = AgentServicer(transitions.log_path, self._config.known_tokens(), ring)
         fleet_pb2_grpc.add_AgentServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
         address = f"{self._config.host}:{self._config.port}"
         if self._config.tls is None:
@@ -139,6 +167,10 @@ class Agent:
             wrong = FieldError("slot", self._config.slot, repr(assignment.slot))
             raise InvalidInput("an assignment for another slot", [wrong])
         return self._transitions is not None and self._transitions.accept(assignment, received_at)
+
+    def _hear(self, ring: CacheRing) -> None:
+        if self._cache is not None:
+            self._cache.hear(ring)
 
     def _on_exit(self, exit_: Exit) -> None:
         if not self._zygotes.on_exit(exit_) and self._transitions is not None:
@@ -166,6 +198,7 @@ class Agent:
             engines=self._me.engines,
             devices=self._devices,
             instances=transitions.reports() if transitions else (),
+            cache=self._cache.report() if self._cache else None,
         )
 
     # ------------------------------------------------------------------ periodic looks
@@ -190,6 +223,8 @@ class Agent:
             self._remeasure.clear()
             devices = await asyncio.to_thread(ledger.measure, transitions.claims())
             rails = await asyncio.to_thread(self._look_at_rails)
+            if self._cache is not None:
+                self._cache.look()
             if _differs(devices, self._devices) or rails != self._rails:
                 self._devices, self._rails = devices, rails
                 self._fleet.changed()

@@ -249,6 +249,7 @@ class Transitions:
             return
         if member.pid not in (0, exit_.pid):
             return
+        member.exit_code = exit_.code
         self._bury(member, exit_.reason)
 
     def _bury(self, member: Member, reason: str) -> None:

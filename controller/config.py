@@ -83,7 +83,8 @@ class ControllerConfig(Closed):
     """After how long a stream of events ends at the latest; its reader resumes where it stood."""
     shutdown_grace_seconds: Annotated[float, Field(gt=0, le=300, allow_inf_nan=False)] = 5.0
     agent_token: Annotated[str, Field(repr=False)] = ""
-    """Shown to agents when their logs are asked for; agents must know it with the role viewer."""
+    """Shown to agents when their logs or their compile cache are asked for; agents must know it with the role viewer,
+    and operator for the end of a quarantine."""
 
     otlp_endpoint: Endpoint = ""
     """Where each finished start is sent as a trace; empty sends nothing."""

@@ -19,6 +19,7 @@ from relight.controller.flight.recorder import Recorder
 from relight.controller.flight.timeline import Timeline
 from relight.controller.observe.fleet import Fleet
 from relight.controller.observe.gateways import Gateways
+from relight.controller.observe.ring import Rings, remembered
 from relight.controller.observe.routes import Router, route_models
 from relight.controller.observe.snapshot import Observer
 from relight.controller.plan.fleet import sort_fleet
@@ -69,6 +70,7 @@ class Reconciler:
         self.gateways = Gateways(clock, gateway_grace_seconds, self.wake, self.recorder.span)
         self.observer = Observer(catalog, self.fleet, self.gateways, clock)
         self.router = Router(self.observer.drains)
+        self.rings = Rings()
         self.fleet.expect(catalog.slots)
         catalog.listen(self._stored)
 
@@ -142,6 +144,7 @@ class Reconciler:
                 )
             snapshot = self.snapshot()
         self._route(snapshot, made)
+        self.rings.update(self._lease.epoch, snapshot)
         self._hooks.seen(snapshot, made.decisions)
         self._check(snapshot, made)
         await self._record(snapshot, made)
@@ -233,8 +236,10 @@ class Reconciler:
     def _slot_facts(self) -> list[Write]:
         writes = []
         for slot, seen in self.fleet.seen.items():
-            facts = SlotFacts(slot, seen.report.host, seen.report.boot_id, seen.report.agent_address)
-            if slot not in self._catalog.slots or self._catalog.slots[slot].record != facts:
+            report, known = seen.report, self._catalog.slots.get(slot)
+            signers = remembered(report.cache, known.record.signers if known else ())
+            facts = SlotFacts(slot, report.host, report.boot_id, report.agent_address, signers)
+            if known is None or known.record != facts:
                 writes.append(put("slots", slot, facts))
         return writes
 

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the controller. Labels are models, modes, states and outcomes: never an id."""
+"""Prometheus metrics of the controller. Labels are models, modes, states, outcomes and slots: never another id."""
 
 from __future__ import annotations
 
@@ -70,6 +70,25 @@ class Metrics:
         for rule in NAMES:
             # A series that is there from the start can be alerted on.
             self._broken.labels(rule)
+        slot = ["slot"]
+        self._cache = {
+            name: Gauge(f"relight_cache_{name}", told, slot, registry=self.registry)
+            for name, told in (
+                ("bundles", "Bundles that a slot's cache node holds"),
+                ("bytes", "Bytes of the bundles that a slot's cache node holds"),
+                ("quota", "Bytes that a slot's cache node may hold"),
+                ("quarantined", "Keys in quarantine, as a slot's cache node knows them"),
+            )
+        }
+        self._cache_starts = {
+            name: Counter(f"relight_cache_{name}_total", told, slot, registry=self.registry)
+            for name, told in (
+                ("hits", "Starts whose engine loaded a bundle and compiled nothing"),
+                ("misses", "Starts that asked for a bundle and did not come by with it"),
+                ("compiles", "Starts that asked for a bundle and whose engine compiled"),
+            )
+        }
+        self._cache_seen: dict[tuple[str, str], int] = {}
         self.passes = Counter("relight_reconcile_total", "Reconcile passes that ended well", registry=self.registry)
 
     def broken(self, rule: str, breach: str) -> None:
@@ -98,6 +117,22 @@ class Metrics:
         devices = Tally((d.kind, d.healthy) for s in snapshot.slots for d in s.devices)
         for (kind, healthy), count in devices.items():
             self._devices.labels(kind, str(healthy).lower()).set(count)
+        self._caches(snapshot)
+
+    def _caches(self, snapshot: Snapshot) -> None:
+        for gauge in self._cache.values():
+            gauge.clear()
+        for view in snapshot.slots:
+            if view.cache is None or not view.alive:
+                continue
+            for name, gauge in self._cache.items():
+                gauge.labels(view.slot).set(getattr(view.cache, name))
+            for name, counter in self._cache_starts.items():
+                now = getattr(view.cache, name)
+                before = self._cache_seen.get((view.slot, name), 0)
+                # An agent that was restarted counts from nothing.
+                counter.labels(view.slot).inc(now - before if now >= before else now)
+                self._cache_seen[view.slot, name] = now
 
     def started(self, timeline: Timeline) -> None:
         """Takes in one finished start."""

@@ -98,7 +98,7 @@ class Controller:
             await accept.make_known(model.record())
         tls = config.grpc.tls.files() if config.grpc.tls else None
         address = f"{config.grpc.host}:{config.grpc.port}"
-        server, grpc_port = await serve(self.reconciler, self.catalog, tokens, address, tls)
+        server, grpc_port = await serve(self.reconciler, self.catalog, tokens, self._clock, address, tls)
         opened.push_async_callback(server.stop, 0.5)
         parts = Parts(
             catalog=self.catalog,

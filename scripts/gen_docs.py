@@ -8,7 +8,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import typer
 from typer.testing import CliRunner
@@ -21,11 +23,18 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 
 
+def _words(command: Any, above: tuple[str, ...] = ()) -> Iterator[list[str]]:
+    """Every command and group, by the words that call it."""
+    yield list(above)
+    for name, inner in sorted(getattr(command, "commands", {}).items()):
+        yield from _words(inner, (*above, name))
+
+
 def _cli() -> str:
     runner = CliRunner(env={"COLUMNS": "100", "TERM": "dumb"})
     command = typer.main.get_command(app)
     parts = ["# The command line\n\nWritten by `make docs`; do not edit.\n"]
-    for words in ([], *([name] for name in sorted(getattr(command, "commands", {})))):
+    for words in _words(command):
         said = runner.invoke(app, [*words, "--help"], prog_name="relight")
         parts.append(f"## {' '.join(['relight', *words])}\n\n```\n{said.stdout.strip()}\n```\n")
     return "\n".join(parts)

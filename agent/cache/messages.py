@@ -15,7 +15,7 @@
       quarantine{key, bundle, reason}      reply {}
       release   {key}                      reply {released}
       doubt     {bundle}                   reply {good}: proven anew, and given up if bad
-      list      {}                         reply {revision, holdings, quarantines}
+      list      {}                         reply {revision, holdings, quarantines, models: by key}
     server  status 1 and frame{code, error, retry_after} instead of a reply; the connection goes on after a request that
             was understood, and ends otherwise
 
@@ -172,6 +172,12 @@ class Fields:
         if value is not None and not isinstance(value, dict):
             raise self._wrong(name, "an object or null")
         return None if value is None else Fields(value)
+
+    def texts(self, name: str) -> dict[str, str]:
+        value = self._said.get(name)
+        if not isinstance(value, dict) or not all(isinstance(v, str) for v in value.values()):
+            raise self._wrong(name, "an object of texts")
+        return value
 
     def raw(self, name: str) -> object:
         """Whatever is there: for what has a check of its own."""

@@ -241,6 +241,7 @@ class CacheNode:
                 "revision": self._members.revision,
                 "holdings": [messages.plain(h) for h in self._store.entries()],
                 "quarantines": [messages.plain(q) for q in self._store.quarantines()],
+                "models": self._store.models(),
             },
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -39,11 +39,12 @@ class LeaseAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """All that a node holds, and the revision of the membership that it goes by."""
+    """All that a node holds, the model of each key, and the revision of the membership that it goes by."""
 
     revision: int
     holdings: tuple[Holding, ...]
     quarantines: tuple[Quarantine, ...]
+    models: Mapping[str, str]
 
 
 class Peer:
@@ -169,6 +170,7 @@ class Peer:
                 said.natural("revision", 1 << 62),
                 tuple(map(messages.holding, said.several("holdings"))),
                 tuple(map(messages.quarantine, said.several("quarantines"))),
+                said.texts("models"),
             )
         except InvalidInput as error:
             raise self._blame(error) from error

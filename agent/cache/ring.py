@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from relight.agent.cache.bundle import Limits
 from relight.agent.cache.key import CacheKey, Difference, nearest
-from relight.agent.cache.peer import Peer
+from relight.agent.cache.peer import Listing, Peer
 from relight.agent.cache.placement import Holding, Membership, ranked
 from relight.agent.cache.reading import RemoteBundle, file_chunks
 from relight.agent.cache.sealing import SealedTree
@@ -31,6 +31,8 @@ LEASE_SECONDS = 60.0
 LONGEST_COMPILE = 3600.0
 """A claim that was neither published nor released in so long is forgotten: sweeps of half an hour have been seen."""
 SUSPECT_SECONDS = 30.0
+WAIT_SLICE = 1.0
+"""Seconds after which whoever waits for another's compile is asked whether it still wants to."""
 DEADLINE = 5.0
 
 
@@ -158,8 +160,12 @@ class Ring:
         best = nearest(key, found)
         return tuple(best[1]) if best else ()
 
-    def obtain(self, key: CacheKey, deadline_seconds: float) -> Present | Claim | Absent:
+    def obtain(
+        self, key: CacheKey, deadline_seconds: float, waits: Callable[[str], bool] = lambda _: True
+    ) -> Present | Claim | Absent:
         """A bundle of the key, at once or when another engine's compile is published; or the right to compile it.
+
+        `waits` hears who compiles it, each second that is waited; False ends the wait.
 
         Absent when neither: the ring does not answer, the key is in quarantine, or the wait took longer than
         `deadline_seconds`. Then the engine compiles for itself and publishes nothing.
@@ -188,8 +194,10 @@ class Ring:
                 return Absent(
                     f"{claim.holder} has been compiling it for {waited:.0f} s, longer than this start may wait"
                 )
+            if not waits(claim.holder):
+                return Absent("the start was given up while another one compiled")
             with suppress(RelightError), self.connect(claim.node) as peer:
-                peer.wait(key.digest, min(deadline_seconds - waited, max(claim.seconds, 0.05)))
+                peer.wait(key.digest, min(deadline_seconds - waited, max(claim.seconds, 0.05), WAIT_SLICE))
             waited = self._clock.monotonic() - begun
 
     def _claim(self, key: CacheKey, token: str, waited: float) -> Claim | _Contested | Absent:
@@ -296,11 +304,22 @@ class Ring:
             raise Unavailable("released, but not everywhere: " + "; ".join(silent))
         return released
 
+    def listings(self) -> tuple[dict[str, Listing], dict[str, str]]:
+        """What each node holds; and why others did not say."""
+        heard: dict[str, Listing] = {}
+        silent: dict[str, str] = {}
+        for node in self.members.nodes:
+            try:
+                with self.connect(node) as peer:
+                    heard[node] = peer.list()
+            except RelightError as error:
+                silent[node] = str(error)
+        return heard, silent
+
     def holdings(self) -> dict[str, tuple[Holding, tuple[str, ...]]]:
         """Every bundle of the ring by name, with the nodes that have it. Nodes that do not answer are left out."""
         found: dict[str, tuple[Holding, tuple[str, ...]]] = {}
-        for node in self.members.nodes:
-            with suppress(RelightError), self.connect(node) as peer:
-                for holding in peer.list().holdings:
-                    found[holding.bundle] = (holding, (*found.get(holding.bundle, (holding, ()))[1], node))
+        for node, listing in self.listings()[0].items():
+            for holding in listing.holdings:
+                found[holding.bundle] = (holding, (*found.get(holding.bundle, (holding, ()))[1], node))
         return found

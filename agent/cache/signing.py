@@ -80,6 +80,11 @@ class Trust:
                 raise InvalidInput(f"a public key has 64 hexadecimal digits, got {text[:80]!r}") from None
             self._keys[_name(public)] = public
 
+    @property
+    def keys(self) -> frozenset[str]:
+        """The names of those who are trusted."""
+        return frozenset(self._keys)
+
     def check(self, manifest: bytes, signer: str, signature: bytes) -> None:
         """Raises Denied when a manifest is unsigned, signed by somebody unknown, or was altered since."""
         if not signature or not signer:

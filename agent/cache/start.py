@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -76,12 +76,19 @@ class CompileCache:
     def __init__(self, ring: Ring | None, signer: Signer, clock: Clock, *, archive: Store | None = None) -> None:
         """`archive` is asked before the ring: bundles that came with an image. Without a ring it is all there is."""
         self._ring, self._signer, self._clock, self._archive = ring, signer, clock, archive
+        self._closing = threading.Event()
 
-    def prepare(self, start: EngineStart, root: Path, wait_seconds: float) -> Prepared:
+    def close(self) -> None:
+        """Nothing waits any more for an engine to stop writing."""
+        self._closing.set()
+
+    def prepare(
+        self, start: EngineStart, root: Path, wait_seconds: float, waits: Callable[[str], bool] = lambda _: True
+    ) -> Prepared:
         """Makes `root` ready for this start, with a bundle in it if one can be had.
 
         `root` (absolute) belongs to this start alone, and what is there is removed. If another engine is compiling the
-        same, it is waited for, at most `wait_seconds`. Raises nothing.
+        same, it is waited for, at most `wait_seconds`; `waits` hears whose it is, and False ends that. Raises nothing.
         """
         begun = self._clock.monotonic()
         key: CacheKey | None = None
@@ -94,7 +101,9 @@ class CompileCache:
             local = self._from_archive(key, root, begun)
             if local is not None:
                 return replace(local, environment=environment)
-            said = self._ring.obtain(key, wait_seconds) if self._ring else Absent("no ring, and no archive has it")
+            said = (
+                self._ring.obtain(key, wait_seconds, waits) if self._ring else Absent("no ring, and no archive has it")
+            )
             if isinstance(said, Present) and self._ring is not None:
                 with self._ring.open(said, key) as remote:
                     got = self._installed(remote, key, root, begun + said.waited, f"from {', '.join(remote.gave)}")
@@ -197,11 +206,16 @@ class CompileCache:
                     prepared.root, key, self._signer, self._clock, compile_seconds=took, limits=self._ring.limits
                 ) as tree:
                     done = self._ring.publish(tree)
+                    seen, files = record.outcome, len(tree.manifest.files)
+                    # It may have gone on compiling since it was judged; and all that is there is its own.
                     return replace(
-                        record, bundle=tree.sealed.name, published=done.nodes, not_published="; ".join(done.refused)
-                    )
+                        record, bundle=tree.sealed.name, published=done.nodes, not_published="; ".join(done.refused),
+                        outcome=replace(seen, compiled=files, reason=f"{files} artefacts are the engine's own")
+                        if seen else None,
+                    )  # fmt: skip
             except Unavailable as error:
                 if self._clock.monotonic() + error.retry_after > until:
                     raise
                 # The engine writes on: there is no event for "it has stopped", only time without one.
-                threading.Event().wait(error.retry_after)
+                if self._closing.wait(error.retry_after):
+                    raise

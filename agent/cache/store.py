@@ -61,6 +61,7 @@ class Store:
         self._by_key: dict[str, str] = {}
         self._reserved: dict[Path, int] = {}
         self._quarantined: dict[str, Quarantine] = {}
+        self._bytes = 0
         shutil.rmtree(root / "incoming", ignore_errors=True)
         for part in ("bundles", "incoming", "quarantine"):
             (root / part).mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -92,9 +93,32 @@ class Store:
 
     def _know(self, name: str, manifest: Manifest, used: float) -> None:
         key = manifest.key.digest
+        self._bytes += manifest.body_bytes
         self._held[name] = Holding(key, name, manifest.body_bytes, used)
         self._keys[key] = manifest.key
         self._by_key[key] = name
+
+    def _unknow(self, holding: Holding) -> None:
+        self._bytes -= holding.bytes
+        del self._by_key[holding.key]
+        del self._keys[holding.key]
+
+    def retrust(self, trust: Trust) -> None:
+        """Other signers count from now on: what they sealed and was left out is taken in, what others did is left out.
+
+        It stays on disk meanwhile: a list of signers that was too short for a moment costs nothing.
+        """
+        with self._lock:
+            gone = self.trust.keys - trust.keys
+            self.trust = trust
+            unseen = [p for p in sorted((self._root / "bundles").iterdir()) if p.name not in self._held]
+            for name in list(self._held) if gone else ():
+                try:
+                    bundle.verify(self.sealed(name), trust, self.limits)
+                except (Denied, NotFound):
+                    self._unknow(self._held.pop(name))
+            for path in unseen:
+                self._open(path)
 
     # ------------------------------------------------------------------ looking
 
@@ -113,6 +137,17 @@ class Store:
         """The keys of what is held, readable."""
         with self._lock:
             return list(self._keys.values())
+
+    @property
+    def used(self) -> tuple[int, int, int]:
+        """(bundles, bytes of them, keys in quarantine)."""
+        with self._lock:
+            return len(self._held), self._bytes, len(self._quarantined)
+
+    def models(self) -> dict[str, str]:
+        """The model of each held key, by the key's digest."""
+        with self._lock:
+            return {digest: key.fields.get("model", "") for digest, key in self._keys.items()}
 
     def sealed(self, name: str) -> Sealed:
         """The manifest and signature. Raises NotFound."""
@@ -230,8 +265,7 @@ class Store:
             holding = self._held.pop(name, None)
             if holding is None:
                 return
-            del self._by_key[holding.key]
-            del self._keys[holding.key]
+            self._unknow(holding)
             # Out of sight first: a half-removed directory must not be found at the next start.
             grave = Path(tempfile.mkdtemp(dir=self._root / "incoming"))
             try:

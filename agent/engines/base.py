@@ -4,9 +4,10 @@ An `EngineDriver` knows one kind of engine; it makes an `EngineHandle` for each 
 adopted. A handle never keeps state of its own about awake or asleep: the agent's transitions do, and the
 engine itself refuses what is unsafe (a wake without a refill, for example).
 
-Order within a start:  driver.command -> (forked or spawned) -> handle.wait_empty -> for each rung: handle.refill
-                       -> handle.wait_ready -> handle.describe -> handle.prove_or_record
-                       -> handle.open_source | handle.sleep -> handle.complete until nothing is left
+Order within a start:  driver.command -> driver.compile_start -> (forked or spawned) -> handle.wait_empty
+                       -> for each rung: handle.refill -> handle.wait_ready -> handle.describe
+                       -> handle.prove_or_record -> handle.open_source | handle.sleep
+                       -> handle.complete until nothing is left
 Order within a wake:   for each rung: handle.refill -> handle.resume -> handle.prove -> handle.open_source
 Order within a sleep:  handle.wait_idle -> handle.close_source -> handle.sleep -> measure
 """
@@ -18,10 +19,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from relight.agent.cache.key import EngineStart
 from relight.core.fingerprint import Fingerprint
 from relight.core.records import Endpoint, InstanceAssignment, OnTimeout, Phase, Rung, SourceOffer
 from relight.core.tls import TlsFiles
 
+COMPILE = "compile"
+"""The directory of compile caches, inside an instance's own."""
 Progress = Callable[[str], None]
 """Takes one line for people about what a long step is doing."""
 
@@ -65,6 +69,11 @@ class MemberContext:
     """Bytes per second that receivers together may read from the member; None: no bound."""
     cards: tuple[str, ...] = ()
     """RDMA cards that the member reads and is read by, each as `name@address`."""
+
+    @property
+    def compile_root(self) -> Path:
+        """Where this start's engine compiles: private to it, and gone with it."""
+        return self.directory / COMPILE
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +216,11 @@ class EngineDriver(Protocol):
 
     def command(self, context: MemberContext) -> EngineCommand:
         """How to start this member. Raises InvalidInput for arguments that Relight must own itself."""
+        ...
+
+    def compile_start(self, context: MemberContext, command: EngineCommand) -> EngineStart | None:
+        """All that decides what this start compiles; None for an engine without compile caches. Blocks: it asks the
+        engine's environment, once. Raises InvalidInput."""
         ...
 
     def handle(self, context: MemberContext) -> EngineHandle:

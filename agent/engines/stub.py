@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from relight.agent.cache import trees
+from relight.agent.cache.key import EngineStart
 from relight.agent.devices.base import Device
 from relight.agent.engines import stub_http, stub_settings
 from relight.agent.engines.base import (
@@ -73,7 +75,15 @@ class StubDriver:
             "--settings", stub_settings.encode(stub_settings.parse(spec.args)),
             *(() if context.assignment.mode is Mode.COLD else ("--awaits",)),
         )  # fmt: skip
-        return EngineCommand(argv, dict(spec.env), context.directory)
+        return EngineCommand(argv, {**spec.env, **trees.environment("vllm", context.compile_root)}, context.directory)
+
+    def compile_start(self, context: MemberContext, command: EngineCommand) -> EngineStart | None:
+        spec = context.assignment.spec
+        compiles = stub_settings.parse(spec.args).compiles
+        if not compiles:
+            return None
+        # It compiles into vLLM's directories and logs as vLLM does: what judges one judges the other.
+        return EngineStart("vllm", spec.uri, (f"--compiles={compiles}",), spec.env, versions={"stub": VERSION})
 
     def handle(self, context: MemberContext) -> EngineHandle:
         return StubHandle(context, self._clock)

@@ -44,6 +44,10 @@ class StubSettings:
     """Bytes of the weights that a sleep does not give back."""
     pieces: int = 1
     """What a lazy start puts off, to be done piece by piece."""
+    compiles: str = ""
+    """What it compiles, unless it finds that in its compile cache; empty for nothing."""
+    refuses_artefacts: bool = False
+    """It fails to load what it finds there, says so and compiles again."""
     child: bool = False
     """Start a child in a session of its own that outlives a killed main, as an engine core does."""
 

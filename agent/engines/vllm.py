@@ -13,12 +13,15 @@ import os
 import re
 import socket
 import subprocess
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from relight.agent.cache import probe, trees
+from relight.agent.cache.key import EngineStart
 from relight.agent.devices.base import Device
 from relight.agent.engines.base import (
     ROOM,
@@ -49,9 +52,7 @@ OWN_ARGUMENTS = (
 )  # fmt: skip
 """Arguments that decide how Relight reaches or divides the engine: it sets them itself."""
 BACKEND = "--distributed-executor-backend"
-OWN_ENVIRONMENT = (
-    "VLLM_PLUGINS", "VLLM_SERVER_DEV_MODE", "VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "HOME",
-)  # fmt: skip
+OWN_ENVIRONMENT = ("VLLM_PLUGINS", "VLLM_SERVER_DEV_MODE", "HOME", *trees.environment("vllm", Path("/")))
 FAILPOINTS = "RELIGHT_FAILPOINTS"
 """The one variable of Relight's own that a model's environment may carry: for tests of real engines."""
 
@@ -99,6 +100,8 @@ class VllmDriver:
         self._devices = {d.id: d for d in devices}
         self._clock = clock or SystemClock()
         self._version: str | None = None
+        self._probing = threading.Lock()
+        self._probed: tuple[probe.Environment, Mapping[str, str]] | None = None
 
     def version(self) -> str | None:
         """Asks the environment once; importing vLLM itself would take seconds."""
@@ -155,14 +158,23 @@ class VllmDriver:
         ]  # fmt: skip
         return EngineCommand(tuple(arguments), self._environment(context), context.directory)
 
+    def compile_start(self, context: MemberContext, command: EngineCommand) -> EngineStart | None:
+        spec = context.assignment.spec
+        with self._probing:
+            if self._probed is None:
+                self._probed = probe.environment(str(self._python)), probe.processor()
+        found, device = self._probed
+        ranks = "0" if spec.devices_per_member == 1 else f"0-{spec.devices_per_member - 1}"
+        return EngineStart(
+            self.name, spec.uri, command.argv[command.argv.index(spec.uri) + 1 :], command.env, found.versions,
+            found.sources, found.code, device, probe.model_files(Path(spec.uri)), ranks,
+        )  # fmt: skip
+
     def _environment(self, context: MemberContext) -> dict[str, str]:
         assignment = context.assignment
         cores = sum(len(self._devices[d].cores) for d in assignment.devices if d in self._devices)
-        # One device starts one engine at a time, so two of them never compile into one directory at once.
-        caches = context.directory.parent / "compile" / "-".join(assignment.devices)
         home = context.directory / "home"
-        for path in (caches, home):
-            path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
         return {
             **_inherited(),
             **_ALWAYS,
@@ -170,8 +182,8 @@ class VllmDriver:
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             **assignment.spec.env,
             "HOME": str(home),
-            "VLLM_CACHE_ROOT": str(caches / "vllm"),
-            "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
+            # Nothing is compiled into a directory that two engines share.
+            **trees.environment(self.name, context.compile_root),
             "VLLM_PLUGINS": "relight",
             "VLLM_SERVER_DEV_MODE": "1",
             "RELIGHT_ENGINE_DIR": str(context.directory),

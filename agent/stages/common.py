@@ -11,6 +11,7 @@ from typing import Protocol
 from relight.agent.engines.base import EngineCommand, EngineDriver, EngineHandle, MemberContext
 from relight.agent.ledger import Ledger
 from relight.agent.member import Member
+from relight.agent.stages.caches import Caches
 from relight.agent.supervisor.client import Running
 from relight.core.clock import Clock
 from relight.core.errors import InvalidInput, LocalFault, RelightError, TransferError
@@ -64,6 +65,7 @@ class Tools:
     source_rate: int | None = None
     cards: Callable[[], tuple[str, ...]] = tuple
     """RDMA cards that may be used now, each as `name@address`."""
+    caches: Caches = field(default_factory=Caches)
 
     def driver(self, member: Member) -> EngineDriver:
         """Raises InvalidInput when this slot has no such engine."""

@@ -41,12 +41,15 @@ async def start(member: Member, tools: Tools, cause: str) -> None:
         member.fail(reason, None if isinstance(error, InvalidInput) else RETRY_AFTER)
     else:
         await tools.forker.started(member.instance)
+    finally:
+        tools.caches.ended(member)
 
 
 async def _start(member: Member, tools: Tools, record: Recorder, remaining: float) -> None:
     if member.pid == 0:
         command = tools.driver(member).command(tools.context(member))
         record.mark("dispatch", "agent: receipt to the engine's process")
+        command = await tools.caches.prepare(member, tools, record, command)
         running, record.process = await process.begin(member, tools, command)
         member.pid, member.start_time = running.pid, running.start_time
         member.remember()

@@ -19,6 +19,7 @@ from relight.controller.api.schemas import (
     Page,
     SlotOut,
     paginate,
+    show_cache,
     show_devices,
     show_instance,
 )
@@ -133,6 +134,7 @@ def _show_slot(parts: Parts, slot: SlotView) -> SlotOut:
         devices=len(slot.devices),
         assigned_revision=stored.record.revision if stored else 0,
         acknowledged_revision=seen.report.revision if seen else 0,
+        cache=show_cache(slot.cache),
     )
 
 

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from relight.controller.specs import Count, Rungs
 from relight.core.fingerprint import Fingerprint
 from relight.core.records import (
+    CacheReport,
     Demand,
     Desired,
     DeviceHolder,
@@ -110,6 +111,20 @@ class InstanceOut(BaseModel):
     members: list[MemberOut]
 
 
+class CacheNodeOut(BaseModel):
+    """A slot's cache node. `signer` is the public key that other fleets put on their list for what was sealed here."""
+
+    address: str
+    signer: str
+    bundles: int
+    bytes: int
+    quota: int
+    quarantined: int
+    hits: int
+    misses: int
+    compiles: int
+
+
 class SlotOut(BaseModel):
     """A slot: a named set of devices with one agent."""
 
@@ -125,6 +140,7 @@ class SlotOut(BaseModel):
     devices: int
     assigned_revision: int
     acknowledged_revision: int
+    cache: CacheNodeOut | None
 
 
 class DeviceOut(BaseModel):
@@ -175,6 +191,13 @@ def show_instance(view: InstanceView) -> InstanceOut:
             for m in view.members
         ],
     )
+
+
+def show_cache(report: CacheReport | None) -> CacheNodeOut | None:
+    """Without the key that grants are signed with."""
+    if report is None:
+        return None
+    return CacheNodeOut(**{name: getattr(report, name) for name in CacheNodeOut.model_fields})
 
 
 def show_devices(slot: SlotView, instances: Sequence[InstanceView]) -> list[DeviceOut]:

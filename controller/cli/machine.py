@@ -96,6 +96,18 @@ class HoldEntry(_Strict):
     release_per_second: Annotated[float, Field(gt=0, le=100_000)] = 50.0
 
 
+class CompileCacheEntry(_Strict):
+    """The compile-cache ring: each node keeps what engines compile, for the next start of the same."""
+
+    enabled: bool = True
+    quota: Size = 10 << 30
+    """Bytes of bundles that each node keeps, the least recently used collected first."""
+    archive: str | None = None
+    """A directory of bundles that is asked before the ring; relative paths count from this file."""
+    trusted_keys: tuple[Annotated[str, Field(pattern="^[0-9a-f]{64}$")], ...] = ()
+    """Public keys whose bundles are used besides those of this machine's nodes."""
+
+
 class MachineConfig(_Strict):
     """The whole file."""
 
@@ -104,8 +116,9 @@ class MachineConfig(_Strict):
     nodes: Annotated[tuple[NodeEntry, ...], Field(min_length=1)]
     models: Annotated[tuple[ModelConfig, ...], Field(min_length=1)]
     hold: HoldEntry = HoldEntry()
+    compile_cache: CompileCacheEntry = CompileCacheEntry()
     data_tls: bool = False
-    """Weights that go over tcp go over TLS; reads over shared memory never leave the host."""
+    """Weights and bundles that go over tcp go over TLS; reads over shared memory never leave the host."""
     otlp_endpoint: Endpoint = ""
     """Collector of traces (OTLP over HTTP, as http://127.0.0.1:4318) that each finished start is sent to."""
     log_level: Annotated[str, Field(pattern="^(debug|info|warning|error)$")] = "info"
@@ -186,7 +199,10 @@ def _resolved(config: MachineConfig, base: Path) -> MachineConfig:
         name: EngineEntry(python=str(base / Path(entry.python).expanduser())) for name, entry in config.engines.items()
     }
     models = tuple(m.model_copy(update={"uri": str(base / Path(m.uri).expanduser())}) for m in config.models)
-    return config.model_copy(update={"engines": engines, "models": models})
+    cache = config.compile_cache
+    if cache.archive is not None:
+        cache = cache.model_copy(update={"archive": str(base / Path(cache.archive).expanduser())})
+    return config.model_copy(update={"engines": engines, "models": models, "compile_cache": cache})
 
 
 Impossible = tuple[tuple[int | str, ...], str, str]

@@ -11,9 +11,10 @@ from typing import Annotated, Any
 
 import typer
 
-from relight.controller.cli import machine, render, told, watching
+from relight.controller.cli import cache, machine, render, told, watching
 from relight.controller.cli import up as machine_up
-from relight.controller.cli.client import EXIT, Client, exit_status
+from relight.controller.cli.client import EXIT, exit_status
+from relight.controller.cli.common import Output, Server, Shown, State, connected
 from relight.controller.cli.home import Home, state_directory
 from relight.core.clock import SystemClock
 from relight.core.errors import FieldError, InvalidInput, RelightError
@@ -27,33 +28,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.add_typer(cache.app, name="cache")
 
 
-class Output(StrEnum):
-    """How results are printed."""
-
-    TABLE = "table"
-    JSON = "json"
-
-
-State = Annotated[
-    Path | None, typer.Option("--state", help="State directory; else $RELIGHT_STATE or ~/.local/state/relight.")
-]
-Server = Annotated[
-    str | None,
-    typer.Option("--server", envvar="RELIGHT_SERVER", help="Controller URL; else the machine that `up` started."),
-]
-Shown = Annotated[Output, typer.Option("--output", "-o", help="table for people, json for scripts.")]
 Namespaced = Annotated[str, typer.Option("--namespace", "-n", help="Namespace of the model.")]
-
-
-def _client(server: str | None, state: Path | None) -> Client:
-    if server is not None:
-        token = os.environ.get("RELIGHT_TOKEN", "")
-        if not token:
-            raise InvalidInput("no identity", [FieldError("RELIGHT_TOKEN", "a bearer token for --server", "nothing")])
-        return Client(server, token)
-    return Client(*Home(state_directory(state)).connect())
 
 
 @app.command(epilog="Example: relight up -f examples/machine.yaml")
@@ -96,7 +74,7 @@ def down(state: State = None) -> None:
 def status(state: State = None, server: Server = None, output: Shown = Output.TABLE) -> None:
     """Components, slots, models and what is under way."""
     home = Home(state_directory(state))
-    client = _client(server, state)
+    client = connected(server, state)
     running = [] if server else [{"component": p.name, "pid": p.pid, "alive": p.alive()} for p in home.processes()]
     whole = {
         "components": running,
@@ -133,7 +111,7 @@ def models(
     state: State = None, server: Server = None, namespace: Namespaced = "default", output: Shown = Output.TABLE
 ) -> None:
     """The models of a namespace, wanted and actual."""
-    render.emit(_client(server, state).items(f"/api/v1/namespaces/{namespace}/models"), output, MODEL_COLUMNS)
+    render.emit(connected(server, state).items(f"/api/v1/namespaces/{namespace}/models"), output, MODEL_COLUMNS)
 
 
 @app.command(epilog="Example: relight instances --model default/smollm2")
@@ -144,7 +122,7 @@ def instances(
     output: Shown = Output.TABLE,
 ) -> None:
     """Every instance: running, dormant, and in between."""
-    found = _client(server, state).items("/api/v1/instances", model=model)
+    found = connected(server, state).items("/api/v1/instances", model=model)
     if output is Output.TABLE:
         for each in found:
             first = (each["members"] or [{}])[0]
@@ -162,7 +140,7 @@ def instances(
 @app.command(epilog="Example: relight devices")
 def devices(state: State = None, server: Server = None, output: Shown = Output.TABLE) -> None:
     """Devices with their measured memory and who holds it."""
-    found = _client(server, state).items("/api/v1/devices")
+    found = connected(server, state).items("/api/v1/devices")
     if output is Output.TABLE:
         for each in found:
             each["used"], each["total"] = render.size(each["used_bytes"]), render.size(each["total_bytes"])
@@ -197,7 +175,7 @@ def scale(
     output: Shown = Output.TABLE,
 ) -> None:
     """Change a model's number of replicas."""
-    client = _client(server, state)
+    client = connected(server, state)
     body: dict[str, Any] = {"replicas": replicas}
     if rung:
         body["rungs"] = rung
@@ -220,7 +198,7 @@ def plan(
 ) -> None:
     """Say what a scale would do, by which mode and rungs, why, and how long it would take; change nothing."""
     path = f"/api/v1/namespaces/{namespace}/models/{model}/scale"
-    planned = _client(server, state).call("PUT", path, body={"replicas": replicas}, query={"dry_run": "server"})
+    planned = connected(server, state).call("PUT", path, body={"replicas": replicas}, query={"dry_run": "server"})
     if output is Output.JSON:
         render.emit(planned, output)
         return
@@ -255,7 +233,7 @@ def watch(
     output: Shown = Output.TABLE,
 ) -> None:
     """Follow what changes, one line per event, until interrupted."""
-    watching.follow(_client(server, state), since, count, as_json=output is Output.JSON)
+    watching.follow(connected(server, state), since, count, as_json=output is Output.JSON)
 
 
 class Format(StrEnum):
@@ -281,7 +259,7 @@ def timeline(
     """One start as a waterfall that accounts for all of its wall time, and what became slower since the last."""
     if file is not None and form is Format.TEXT:
         raise InvalidInput("nothing to write", [FieldError("--file", "with --format chrome or otlp", form)])
-    client = _client(server, state)
+    client = connected(server, state)
     if instance is None:
         newest = client.call("GET", "/api/v1/starts", query={"limit": 1})["items"]
         if not newest:
@@ -309,7 +287,7 @@ def explain(
     output: Shown = Output.TABLE,
 ) -> None:
     """Say why a replica came up the way it did, and what the other modes would have cost."""
-    found = told.find(_client(server, state), name, namespace)
+    found = told.find(connected(server, state), name, namespace)
     if output is Output.JSON:
         render.emit(found, output)
         return
@@ -329,7 +307,7 @@ def logs(
 ) -> None:
     """The engine's own log of an instance."""
     path = f"/api/v1/instances/{instance}/logs"
-    for piece in _client(server, state).stream(path, {"tail_bytes": tail_bytes, "follow": str(follow).lower()}):
+    for piece in connected(server, state).stream(path, {"tail_bytes": tail_bytes, "follow": str(follow).lower()}):
         sys.stdout.buffer.write(piece)
         sys.stdout.flush()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def emit(data: object, output: str, columns: Sequence[tuple[str, str]] = ()) -> 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading, _ in columns:
         # Names and numbers stay whole; what is told in words takes the room that is left.
-        words = heading in ("REASON", "WHY", "HELD BY")
+        words = heading in ("REASON", "WHY", "HELD BY") or not heading.isupper()
         table.add_column(heading, overflow="fold", no_wrap=not words)
     for row in rows:
         table.add_row(*(Text(show(pick(row, path))) for _, path in columns))
@@ -67,6 +68,11 @@ def size(count: float | None) -> str:
             return f"{count:.0f} {unit}"
         count /= 1024
     return f"{count:.1f} GiB"
+
+
+def when(at: float) -> str:
+    """A time of day for people, in UTC; `-` for never."""
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S}" if at else "-"
 
 
 def merged(phases: Iterable[dict[str, Any]], begin: float, end: float) -> float:
@@ -110,6 +116,8 @@ def waterfall(timeline: dict[str, Any]) -> None:
         mark = "took" if rung["ok"] else "failed"
         console.print(f"  rung {rung['kind']} {mark} ({rung['seconds']:.3f} s): {rung['reason']}", highlight=False)
     console.print(f"  accounted for: {merged(phases, begin, end) / total:.1%} of {total:.3f} s", highlight=False)
+    if timeline.get("cache"):
+        console.print(f"  compile cache: {cached(timeline['cache'])}", highlight=False)
     predicted = timeline.get("predicted_seconds")
     if predicted is not None:
         console.print(f"  predicted: {predicted:.3f} s", highlight=False)
@@ -126,6 +134,18 @@ def trace(data: object, file: Path | None) -> None:
     except OSError as error:
         wrong = FieldError("--file", "a file that can be written", f"{file} ({error.strerror})")
         raise InvalidInput("nothing was written", [wrong]) from error
+
+
+def cached(record: dict[str, Any]) -> str:
+    """What the compile-cache ring did for a start, in one line."""
+    parts = [f"{record['verdict']}: {record['reason']}"]
+    if record.get("saved_seconds") is not None:
+        parts.append(f"saved {record['saved_seconds']:.1f} s")
+    if record["published"]:
+        parts.append(f"published on {', '.join(record['published'])}")
+    parts += [f"{name.replace('_', ' ')}: {record[name]}" for name in ("not_published", "quarantined") if record[name]]
+    parts += [f"changed {each}" for each in record["changed"][:3]]
+    return "; ".join([*parts, f"key {record['key'] or '-'}"])
 
 
 def note(text: str) -> None:

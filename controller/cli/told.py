@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from relight.controller.cli.client import Client
-from relight.controller.cli.render import console, emit
+from relight.controller.cli.render import cached, console, emit
 from relight.core.errors import NotFound
 
 
@@ -38,9 +38,10 @@ def explanation(told: dict[str, Any]) -> None:
         _line(f"  planned was {told['planned_mode']}; the agent started it by {told['mode']}")
     if not told["ok"]:
         _line(f"  failed: {told['outcome']}")
-    for name in ("process", "cache"):
-        if told[name]:
-            _line(f"  {name}: {told[name]}")
+    if told["process"]:
+        _line(f"  process: {told['process']}")
+    if told["cache"]:
+        _line(f"  compile cache: {cached(told['cache'])}")
     for rung in told["rungs"]:
         mark = "took" if rung["ok"] else "failed"
         _line(f"  rung {rung['kind']} {mark} ({rung['seconds']:.3f} s): {rung['reason']}")

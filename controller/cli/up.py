@@ -119,7 +119,15 @@ def _write(config: MachineConfig, home: Home, clock: Clock) -> list[tuple[str, s
     })  # fmt: skip
     files = [("controller", "relight.controller", home.write("config/controller.json", controller))]
     for node in config.nodes:
-        agent = _agent(config, node, home, fleet, tokens, tls(f"agent-{node.name}"), entry("controller", Role.VIEWER))
+        agent = _agent(
+            config,
+            node,
+            home,
+            fleet,
+            tokens,
+            tls(f"agent-{node.name}"),
+            entry("controller", Role.VIEWER, Role.OPERATOR),
+        )
         files.append((f"agent-{node.name}", "relight.agent", home.write(f"config/agent-{node.name}.json", agent)))
     files.append(("gateway", "relight.gateway", home.write("config/gateway.json", gateway)))
     return files
@@ -145,6 +153,12 @@ def _agent(
         "data_tls": config.data_tls,
         "rdma": node.rdma,
         "source_rate": node.source_rate,
+        "compile_cache": {
+            "enabled": config.compile_cache.enabled,
+            "quota_bytes": config.compile_cache.quota,
+            "archive": config.compile_cache.archive,
+            "trusted_keys": list(config.compile_cache.trusted_keys),
+        },
         "devices": [{"id": d.id, "cores": list(d.cores), "memory_bytes": d.memory} for d in node.devices],
         "engines": {name: {"python": engine.python} for name, engine in config.engines.items()},
         "log_level": config.log_level,

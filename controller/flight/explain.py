@@ -9,7 +9,7 @@ from relight.controller.flight.compare import Comparison, compare
 from relight.controller.flight.predict import KEPT, recent_median
 from relight.controller.flight.timeline import Timeline
 from relight.controller.plan.modes import ORDER
-from relight.core.records import Mode, RungResult
+from relight.core.records import Mode, RungResult, StartCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Explanation:
     """Why it was planned so; empty where the control plane did not plan it, as after an adoption."""
     outcome: str
     process: str
-    cache: str
+    cache: StartCache | None
     seconds: float
     predicted_seconds: float | None
     prediction_error: float | None

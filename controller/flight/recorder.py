@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from relight.controller.flight.predict import learn
-from relight.controller.flight.timeline import Timeline, assemble, with_cache, with_span
+from relight.controller.flight.timeline import Timeline, assemble, with_span
 from relight.controller.plan.prices import Predictions
 from relight.controller.state.base import Write
 from relight.controller.state.catalog import Catalog, drop, put
@@ -60,8 +62,9 @@ class Recorder:
             if stored is None and timeline.id not in self._recorded:
                 touched[timeline.id] = timeline
                 fresh.append(timeline)
-            elif stored is not None and with_cache(stored.record, timeline.cache) != stored.record:
-                touched[timeline.id] = with_cache(stored.record, timeline.cache)
+            elif stored is not None and timeline.cache not in (None, stored.record.cache):
+                # Agents tell of a start once it has ended, and what became of its compile cache later.
+                touched[timeline.id] = replace(stored.record, cache=timeline.cache)
         self._recorded = {timeline.id for timeline in reported}
         present = {i.instance for i in snapshot.instances}
         by_start = {(t.instance, t.incarnation): t for v in self._catalog.starts.values() if (t := v.record)}

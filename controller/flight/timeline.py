@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from relight.controller.plan.prices import SLEEP, way_of
 from relight.core.fingerprint import Fingerprint, digest
-from relight.core.records import GatewaySpan, Mode, Operation, Phase, Price, RungResult, StartRecord
+from relight.core.records import GatewaySpan, Mode, Operation, Phase, Price, RungResult, StartCache, StartRecord
 
 GATEWAY = "gateway"
 """The detail of phases that a gateway measured: they say when somebody asked, not how long a start took."""
@@ -55,8 +55,8 @@ class Timeline:
     phases: tuple[Phase, ...] = ()
     process: str = ""
     """How the process came to be: forked, spawned, and why."""
-    cache: str = ""
-    """What the compile-cache ring did for it; known a while after the start has ended."""
+    cache: StartCache | None = None
+    """What the compile-cache ring did for it: known some time after the start has ended."""
     planned_mode: Mode | None = None
     """What was planned; an agent that could not do it starts by another mode."""
     planned_reason: str = ""
@@ -137,24 +137,13 @@ def assemble(
         rungs=record.rungs,
         phases=phases,
         process=record.process,
-        cache=_cache_told(record),
+        cache=record.cache,
         planned_mode=expectation.mode if expectation else None,
         planned_reason=expectation.reason if expectation else "",
         prices=expectation.prices if expectation else (),
         fingerprint=fingerprint or Fingerprint(),
         fingerprint_digest=name_of(fingerprint),
     )
-
-
-def _cache_told(record: StartRecord) -> str:
-    # An agent without a ring has no such part in its record.
-    cache = getattr(record, "cache", None)
-    return f"{cache.verdict}: {cache.reason}" if cache is not None else ""
-
-
-def with_cache(timeline: Timeline, told: str) -> Timeline:
-    """The timeline with what the ring did, once that is known."""
-    return replace(timeline, cache=told) if told else timeline
 
 
 def control_phases(record: StartRecord, operation: Operation | None) -> list[Phase]:

@@ -138,7 +138,7 @@ def _spans(timeline: Timeline) -> list[dict[str, Any]]:
         "relight.device_kind": timeline.device_kind,
         "relight.operation": timeline.operation,
         "relight.process": timeline.process,
-        "relight.cache": timeline.cache,
+        "relight.cache": timeline.cache.verdict if timeline.cache else "",
         "relight.fingerprint": timeline.fingerprint_digest,
         "relight.seconds": timeline.seconds,
         "relight.predicted_seconds": timeline.predicted_seconds,

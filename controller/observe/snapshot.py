@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from relight.controller.observe.fleet import Fleet, SlotSeen
 from relight.controller.observe.gateways import Gateways
+from relight.controller.observe.ring import remembered
 from relight.controller.state.catalog import Activity, Catalog, StoredFailure
 from relight.core.clock import Clock
 from relight.core.records import (
@@ -94,12 +95,15 @@ class Observer:
     def _slot(self, name: str, assignable: bool) -> SlotView:
         seen = self._fleet.seen.get(name)
         alive = assignable and self._fleet.alive(name)
+        known = self._catalog.slots.get(name)
+        before = known.record.signers if known else ()
         if seen is None:
-            return SlotView(name, alive, "", False, {}, ())
+            return SlotView(name, alive, "", False, {}, (), signers=before)
         report = seen.report
         return SlotView(
-            name, alive, report.boot_id, report.force_tcp, report.engines, report.devices, report.transports
-        )
+            name, alive, report.boot_id, report.force_tcp, report.engines, report.devices, report.transports,
+            report.cache, remembered(report.cache, before),
+        )  # fmt: skip
 
     def _instances(self, assignments: Mapping[str, Assignment], now: float) -> Iterable[InstanceView]:
         members: dict[str, list[tuple[Assignment, InstanceAssignment]]] = {}

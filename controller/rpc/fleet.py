@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from dataclasses import replace
 
 import grpc
 
 from relight.controller.apply.changes import epoch_of
 from relight.controller.loop import Reconciler
+from relight.controller.observe.ring import period, renewed_in, told
 from relight.controller.rpc.guard import authorize, refuse
 from relight.controller.state.catalog import Catalog
 from relight.core.auth import Role, Tokens
+from relight.core.clock import Clock
 from relight.core.errors import FieldError, InvalidInput
 from relight.core.ids import is_name
 from relight.core.logs import get_logger
-from relight.core.records import Assignment, SlotReport
+from relight.core.records import Assignment, CacheReport, CacheRing, SlotReport
 from relight.core.states import State
 from relight.protos.convert import from_proto, to_proto
 from relight.protos.relight.v1 import fleet_pb2, fleet_pb2_grpc
@@ -29,10 +33,15 @@ Context = grpc.aio.ServicerContext[fleet_pb2.SlotReport, fleet_pb2.Assignment]
 class FleetService(fleet_pb2_grpc.FleetServicer):
     """Lets agents attach. A newer stream of the same slot ends the older one."""
 
-    def __init__(self, reconciler: Reconciler, catalog: Catalog, tokens: Tokens) -> None:
-        self._reconciler, self._catalog, self._tokens = reconciler, catalog, tokens
+    def __init__(self, reconciler: Reconciler, catalog: Catalog, tokens: Tokens, clock: Clock) -> None:
+        self._reconciler, self._catalog, self._tokens, self._clock = reconciler, catalog, tokens, clock
         self._streams: dict[str, set[asyncio.Event]] = {}
         catalog.listen(self._stored)
+        reconciler.rings.listen(self._ring_changed)
+
+    def _ring_changed(self) -> None:
+        for slot in self._streams:
+            self._poke(slot)
 
     def _stored(self, keys: frozenset[str]) -> None:
         for key in keys:
@@ -66,6 +75,7 @@ class _Stream:
         self._slot = ""
         self._event = asyncio.Event()
         self._context = context
+        self._told: tuple[tuple[int, int], CacheRing] | None = None
         self._reader = asyncio.create_task(self._read(reports))
         self._reader.add_done_callback(lambda _: self._event.set())
 
@@ -81,21 +91,41 @@ class _Stream:
             self._service._poke(report.slot)
 
     async def assignments(self) -> AsyncIterator[Assignment]:
-        """Each assignment that the agent should have and was not sent on this stream; ends with the stream."""
-        sent = (-1, -1)
+        """Each assignment that the agent should have and was not sent on this stream; ends with the stream.
+
+        The ring travels with it, and sends it again when it is another one or its grants are due.
+        """
+        sent: tuple[int, int, CacheRing | None] = (-1, -1, None)
         while True:
-            await self._event.wait()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._event.wait(), renewed_in(self._service._clock.now()) + 1.0)
             self._event.clear()
             if self._reader.done():
                 await self._reader
                 return
+            if not self._slot:
+                continue
             seen = self._fleet.seen.get(self._slot)
             if seen is None or seen.session > self._session:
                 return
             assignment = self._wanted(seen.report)
-            if assignment is not None and (assignment.epoch, assignment.revision) != sent:
-                sent = (assignment.epoch, assignment.revision)
-                yield assignment
+            if assignment is None:
+                continue
+            ring = self._ring()
+            newest = (assignment.epoch, assignment.revision, ring)
+            if newest != sent:
+                sent = newest
+                yield replace(assignment, ring=ring)
+
+    def _ring(self) -> CacheRing | None:
+        members, now = self._service._reconciler.rings.present, self._service._clock.now()
+        if members is None:
+            return None
+        # Signing for every node takes longer than a report may: it is done once per ring and period.
+        made_for = (members.revision, period(now))
+        if self._told is None or self._told[0] != made_for:
+            self._told = made_for, told(members, self._slot, now)
+        return self._told[1]
 
     def _wanted(self, report: SlotReport) -> Assignment | None:
         epoch = self._service._reconciler.lease.epoch
@@ -133,5 +163,24 @@ def _check(report: SlotReport, slot: str) -> None:
             wrong.append(FieldError(f"instances.{n}.instance", "an instance id", repr(instance.instance)[:80]))
         if not 0 <= instance.rank < max(1, instance.members):
             wrong.append(FieldError(f"instances.{n}.rank", f"0 to {instance.members - 1}", str(instance.rank)))
+    wrong += _check_cache(report.cache)
     if wrong:
         raise InvalidInput("not a valid SlotReport", wrong)
+
+
+_KEY = re.compile("[0-9a-f]{64}")
+_ADDRESS = re.compile(r"(tcp|tls):\S{1,255}:\d{1,5}")
+
+
+def _check_cache(cache: CacheReport | None) -> list[FieldError]:
+    """Others act on these: a node that names itself wrongly must not spoil the ring for them."""
+    if cache is None:
+        return []
+    wrong = []
+    if not _ADDRESS.fullmatch(cache.address):
+        wrong.append(FieldError("cache.address", "tcp:host:port or tls:host:port", repr(cache.address)[:80]))
+    if not _KEY.fullmatch(cache.signer):
+        wrong.append(FieldError("cache.signer", "64 hexadecimal digits", repr(cache.signer)[:80]))
+    if not _KEY.fullmatch(cache.grant_key):
+        wrong.append(FieldError("cache.grant_key", "64 hexadecimal digits", "something else"))
+    return wrong

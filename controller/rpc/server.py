@@ -11,12 +11,17 @@ from relight.controller.rpc.fleet import FleetService
 from relight.controller.rpc.routing import RoutingService
 from relight.controller.state.catalog import Catalog
 from relight.core.auth import Tokens
-from relight.core.errors import NotFound, Unavailable
+from relight.core.clock import Clock
+from relight.core.errors import InvalidInput, NotFound, RelightError, Unavailable
+from relight.core.records import CacheAnswer, CacheQuery
 from relight.core.tls import TlsFiles
 from relight.protos.client import open_channel
+from relight.protos.convert import from_proto, to_proto
 from relight.protos.relight.v1 import fleet_pb2, fleet_pb2_grpc, routing_pb2_grpc
 
 MAX_MESSAGE_BYTES = 16 << 20
+CACHE_SECONDS = 60.0
+"""An agent asks every node of the ring, and waits five seconds for one that hangs."""
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -32,12 +37,12 @@ _OPTIONS = (
 
 
 async def serve(
-    reconciler: Reconciler, catalog: Catalog, tokens: Tokens, address: str, tls: TlsFiles | None
+    reconciler: Reconciler, catalog: Catalog, tokens: Tokens, clock: Clock, address: str, tls: TlsFiles | None
 ) -> tuple[grpc.aio.Server, int]:
     """A started server on `address` (`host:port`, port 0 picks one), and the port that it has."""
     files = tls.read() if tls is not None else None
     server = grpc.aio.server(options=_OPTIONS)
-    fleet_pb2_grpc.add_FleetServicer_to_server(FleetService(reconciler, catalog, tokens), server)  # type: ignore[no-untyped-call]
+    fleet_pb2_grpc.add_FleetServicer_to_server(FleetService(reconciler, catalog, tokens, clock), server)  # type: ignore[no-untyped-call]
     routing_pb2_grpc.add_RoutingServicer_to_server(  # type: ignore[no-untyped-call]
         RoutingService(reconciler.gateways, reconciler.router, tokens), server
     )
@@ -56,12 +61,34 @@ async def serve(
     return server, port
 
 
+_LARGE = (("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),)
+_ERRORS: dict[grpc.StatusCode, type[RelightError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidInput,
+    grpc.StatusCode.NOT_FOUND: NotFound,
+}
+
+
 class AgentCalls:
     """Calls that the controller makes to agents."""
 
     def __init__(self, token: str, tls: TlsFiles | None) -> None:
         self._metadata = (("authorization", f"Bearer {token}"),)
         self._tls = tls
+
+    async def cache(self, address: str, query: CacheQuery) -> CacheAnswer:
+        """What the compile-cache ring answers by way of one agent. Raises InvalidInput, NotFound, Unavailable."""
+        async with open_channel(address, self._tls, _LARGE) as channel:
+            stub = fleet_pb2_grpc.AgentStub(channel)  # type: ignore[no-untyped-call]
+            try:
+                message = await stub.Cache(
+                    to_proto(query, fleet_pb2.CacheQuery), metadata=self._metadata, timeout=CACHE_SECONDS
+                )  # fmt: skip
+            except grpc.aio.AioRpcError as error:
+                kind = _ERRORS.get(error.code())
+                if kind is not None:
+                    raise kind(error.details() or "refused") from error
+                raise Unavailable(f"the agent at {address} did not answer: {error.details()}") from error
+            return from_proto(message, CacheAnswer)
 
     async def logs(self, address: str, instance: str, tail_bytes: int, *, follow: bool) -> AsyncGenerator[bytes, None]:
         """The end of an instance's engine log, then what is appended while `follow`.

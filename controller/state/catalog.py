@@ -64,6 +64,8 @@ class SlotFacts:
     host: str
     boot_id: str
     agent_address: str
+    signers: tuple[str, ...] = ()
+    """Public keys by which it seals bundles of the compile-cache ring, or once did; the newest first."""
 
 
 @dataclass(frozen=True, slots=True)

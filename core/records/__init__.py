@@ -11,13 +11,31 @@ from relight.core.records.assigned import (
     Assignment as Assignment,
 )
 from relight.core.records.assigned import (
+    CacheRing as CacheRing,
+)
+from relight.core.records.assigned import (
     InstanceAssignment as InstanceAssignment,
+)
+from relight.core.records.assigned import (
+    RingNode as RingNode,
 )
 from relight.core.records.assigned import (
     Rung as Rung,
 )
 from relight.core.records.assigned import (
     SourceRef as SourceRef,
+)
+from relight.core.records.cached import (
+    CacheAnswer as CacheAnswer,
+)
+from relight.core.records.cached import (
+    CacheBundle as CacheBundle,
+)
+from relight.core.records.cached import (
+    CacheEntry as CacheEntry,
+)
+from relight.core.records.cached import (
+    CacheQuery as CacheQuery,
 )
 from relight.core.records.planned import (
     Decision as Decision,
@@ -56,6 +74,9 @@ from relight.core.records.planned import (
     Snapshot as Snapshot,
 )
 from relight.core.records.reported import (
+    CacheReport as CacheReport,
+)
+from relight.core.records.reported import (
     DeviceHolder as DeviceHolder,
 )
 from relight.core.records.reported import (
@@ -84,6 +105,9 @@ from relight.core.records.reported import (
 )
 from relight.core.records.reported import (
     SourceOffer as SourceOffer,
+)
+from relight.core.records.reported import (
+    StartCache as StartCache,
 )
 from relight.core.records.reported import (
     StartRecord as StartRecord,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from relight.core.records.wanted import Desired, Mode, ModelSpec, RungKind
 
@@ -58,10 +58,35 @@ class InstanceAssignment:
 
 
 @dataclass(frozen=True, slots=True)
+class RingNode:
+    """One cache node, with this slot's own grant for it."""
+
+    slot: str
+    address: str
+    grant: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheRing:
+    """Who the cache nodes are, as of a revision that grows at each change of them, and whose signatures count."""
+
+    revision: int
+    replicas: int
+    nodes: tuple[RingNode, ...] = ()
+    signers: tuple[str, ...] = ()
+    """Public keys. They outlive their slots: what a dead node has sealed is still good."""
+
+
+@dataclass(frozen=True, slots=True)
 class Assignment:
-    """All that one slot should run. Revision decides (higher replaces), epoch fences (lower is refused)."""
+    """All that one slot should run. Revision decides (higher replaces), epoch fences (lower is refused).
+
+    `ring` travels along and is no part of what the revision names: it is heard whenever the epoch is not fenced.
+    """
 
     slot: str
     epoch: int
     revision: int
     instances: tuple[InstanceAssignment, ...] = ()
+    ring: CacheRing | None = None
+    """None while the controller does not know the fleet: then the last one heard stands."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from relight.core.records.assigned import Rung
-from relight.core.records.reported import DeviceReport, Failure, InstanceReport, Phase
+from relight.core.records.reported import CacheReport, DeviceReport, Failure, InstanceReport, Phase
 from relight.core.records.wanted import Desired, Mode, ModelSpec, RungKind
 from relight.core.states import State
 
@@ -34,6 +34,10 @@ class SlotView:
     devices: tuple[DeviceReport, ...]
     transports: Mapping[str, str] = field(default_factory=dict)
     """As its agent reports them (SlotReport)."""
+    cache: CacheReport | None = None
+    """As its agent reports it (SlotReport)."""
+    signers: tuple[str, ...] = ()
+    """Public keys by which this slot seals bundles, or once did; the newest first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,34 @@ class RungResult:
 
 
 @dataclass(frozen=True, slots=True)
+class StartCache:
+    """What the compile-cache ring did for one start (docs/compile-cache.md). Counts are of files, times in seconds."""
+
+    key: str
+    """Digest of all that changes the artefacts; empty where it could not be said."""
+    verdict: str
+    """hit, partly, not-selected, not-loaded, compiled; failed when the engine never served."""
+    reason: str
+    bundle: str = ""
+    """The bundle that was installed, or that was published of what this start compiled."""
+    installed: int = 0
+    selected: bool = False
+    hit: bool = False
+    compiled: int = 0
+    waited_seconds: float = 0.0
+    """For another start that was compiling the same."""
+    fetched_seconds: float = 0.0
+    saved_seconds: float | None = None
+    """Against the start that compiled; None where an engine does not say what its own part took."""
+    changed: tuple[str, ...] = ()
+    """Why there was no bundle: the components in which the nearest known key differs."""
+    published: tuple[str, ...] = ()
+    """The nodes that keep what this start compiled."""
+    not_published: str = ""
+    quarantined: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class StartRecord:
     """One start or wake as a timeline: why, by which mode and rungs, and where its wall time went."""
 
@@ -52,6 +80,8 @@ class StartRecord:
     predicted_seconds: float | None = None
     process: str = ""
     """How a start's process came to be, with the reason when it was spawned although a zygote was to be forked."""
+    cache: StartCache | None = None
+    """Known a while after the start has ended; None for a start that had nothing to do with the ring."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +183,29 @@ class DeviceReport:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheReport:
+    """A slot's cache node: where it is, whose signature its bundles carry, and its numbers.
+
+    `grant_key` signs grants for it: a secret. Counts of starts are since the agent's own start.
+    """
+
+    address: str
+    signer: str
+    """Public key, 64 hexadecimal digits."""
+    bundles: int = 0
+    bytes: int = 0
+    quota: int = 0
+    quarantined: int = 0
+    """Keys in quarantine, as this node knows them."""
+    hits: int = 0
+    misses: int = 0
+    """Starts that got no bundle or none that the engine used."""
+    compiles: int = 0
+    """Starts in which an engine compiled something."""
+    grant_key: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class SlotReport:
     """Everything one agent knows, sent whole: repeats and reordering do no harm (`sequence` decides)."""
 
@@ -175,3 +228,5 @@ class SlotReport:
     """Engine name -> version that this slot can start."""
     devices: tuple[DeviceReport, ...] = ()
     instances: tuple[InstanceReport, ...] = ()
+    cache: CacheReport | None = None
+    """None where no cache node runs."""

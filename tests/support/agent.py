@@ -21,6 +21,7 @@ from relight.agent.supervisor.client import SupervisorClient
 from relight.core.errors import Unavailable
 from relight.core.records import (
     Assignment,
+    CacheRing,
     Desired,
     InstanceAssignment,
     InstanceReport,
@@ -107,6 +108,7 @@ class Slot:
     revision: int = 0
     epoch: int = 1
     wanted: dict[str, InstanceAssignment] = field(default_factory=dict)
+    ring: CacheRing | None = None
     process: asyncio.subprocess.Process | None = None
     address: str = ""
 
@@ -142,7 +144,7 @@ class Slot:
         """Sends a newer assignment that names exactly these."""
         self.revision += 1
         self.wanted = {i.instance: i for i in instances}
-        assignment = Assignment(self.config["slot"], self.epoch, self.revision, instances)
+        assignment = Assignment(self.config["slot"], self.epoch, self.revision, instances, self.ring)
         self.fleet.keep(assignment)
         return assignment
 

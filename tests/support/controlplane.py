@@ -21,6 +21,10 @@ from relight.core.clock import SystemClock
 from relight.core.fingerprint import Fingerprint
 from relight.core.records import (
     Assignment,
+    CacheAnswer,
+    CacheBundle,
+    CacheEntry,
+    CacheReport,
     Desired,
     DeviceReport,
     Endpoint,
@@ -113,6 +117,14 @@ class _Logs(fleet_pb2_grpc.AgentServicer):
     async def Logs(self, request, context):  # noqa: N802 - the name is the protocol's
         yield fleet_pb2.LogChunk(data=f"log of {request.instance}\n".encode())
 
+    async def Cache(self, request, context):  # noqa: N802 - as above
+        if request.operation == "list":
+            bundle = CacheBundle("0" * 32, "/models/m", "ab" * 32, 10, 1.0, ("a",))
+            return to_proto(CacheAnswer((bundle,)), fleet_pb2.CacheAnswer)
+        if request.operation == "show" and ("0" * 32).startswith(request.key):
+            return to_proto(CacheAnswer((), CacheEntry("0" * 32, {"engine": "stub"})), fleet_pb2.CacheAnswer)
+        return await context.abort(grpc.StatusCode.NOT_FOUND, f"the ring has no key {request.key}")
+
 
 class FakeAgent:
     """An agent that does what it is told at once; `behave` may change what becomes of an instance."""
@@ -133,6 +145,7 @@ class FakeAgent:
         self.task: asyncio.Task | None = None
         self.address = "127.0.0.1:1"
         self.logs = None
+        self.cache: CacheReport | None = None
 
     async def serve_logs(self) -> None:
         self.logs = grpc.aio.server()
@@ -196,6 +209,7 @@ class FakeAgent:
             engines={"stub": "1"},
             devices=self.devices,
             instances=tuple(self.instances.values()),
+            cache=self.cache,
         )
 
     def obey(self) -> None:

@@ -66,6 +66,191 @@ class LogChunk(_message.Message):
 Global___LogChunk: _TypeAlias = LogChunk  # noqa: Y015
 
 @_typing.final
+class CacheQuery(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPERATION_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    operation: _builtins.str
+    key: _builtins.str
+    def __init__(
+        self,
+        *,
+        operation: _builtins.str = ...,
+        key: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "operation", b"operation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CacheQuery: _TypeAlias = CacheQuery  # noqa: Y015
+
+@_typing.final
+class CacheBundle(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    BUNDLE_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    LAST_USE_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    QUARANTINE_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    model: _builtins.str
+    bundle: _builtins.str
+    bytes: _builtins.int
+    last_use: _builtins.float
+    quarantine: _builtins.str
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+        model: _builtins.str = ...,
+        bundle: _builtins.str = ...,
+        bytes: _builtins.int = ...,
+        last_use: _builtins.float = ...,
+        nodes: _abc.Iterable[_builtins.str] | None = ...,
+        quarantine: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bundle", b"bundle", "bytes", b"bytes", "key", b"key", "last_use", b"last_use", "model", b"model", "nodes", b"nodes", "quarantine", b"quarantine"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CacheBundle: _TypeAlias = CacheBundle  # noqa: Y015
+
+@_typing.final
+class CacheEntry(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class FieldsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    KEY_FIELD_NUMBER: _builtins.int
+    FIELDS_FIELD_NUMBER: _builtins.int
+    BUNDLE_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
+    SIGNER_FIELD_NUMBER: _builtins.int
+    BUILT_AT_FIELD_NUMBER: _builtins.int
+    COMPILE_SECONDS_FIELD_NUMBER: _builtins.int
+    LAST_USE_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    QUARANTINE_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    bundle: _builtins.str
+    bytes: _builtins.int
+    files: _builtins.int
+    signer: _builtins.str
+    built_at: _builtins.str
+    compile_seconds: _builtins.float
+    last_use: _builtins.float
+    quarantine: _builtins.str
+    @_builtins.property
+    def fields(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+        fields: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        bundle: _builtins.str = ...,
+        bytes: _builtins.int = ...,
+        files: _builtins.int = ...,
+        signer: _builtins.str = ...,
+        built_at: _builtins.str = ...,
+        compile_seconds: _builtins.float = ...,
+        last_use: _builtins.float = ...,
+        nodes: _abc.Iterable[_builtins.str] | None = ...,
+        quarantine: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["built_at", b"built_at", "bundle", b"bundle", "bytes", b"bytes", "compile_seconds", b"compile_seconds", "fields", b"fields", "files", b"files", "key", b"key", "last_use", b"last_use", "nodes", b"nodes", "quarantine", b"quarantine", "signer", b"signer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CacheEntry: _TypeAlias = CacheEntry  # noqa: Y015
+
+@_typing.final
+class CacheAnswer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class UnheardEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    BUNDLES_FIELD_NUMBER: _builtins.int
+    ENTRY_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    UNHEARD_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def bundles(self) -> _containers.RepeatedCompositeFieldContainer[Global___CacheBundle]: ...
+    @_builtins.property
+    def entry(self) -> Global___CacheEntry: ...
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def unheard(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        bundles: _abc.Iterable[Global___CacheBundle] | None = ...,
+        entry: Global___CacheEntry | None = ...,
+        nodes: _abc.Iterable[_builtins.str] | None = ...,
+        unheard: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_entry", b"_entry", "entry", b"entry"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_entry", b"_entry", "bundles", b"bundles", "entry", b"entry", "nodes", b"nodes", "unheard", b"unheard"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__entry: _TypeAlias = _typing.Literal["entry"]  # noqa: Y015
+    _WhichOneofArgType__entry: _TypeAlias = _typing.Literal["_entry", b"_entry"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__entry) -> _WhichOneofReturnType__entry | None: ...
+
+Global___CacheAnswer: _TypeAlias = CacheAnswer  # noqa: Y015
+
+@_typing.final
 class Guardians(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -377,11 +562,14 @@ class Assignment(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
     INSTANCES_FIELD_NUMBER: _builtins.int
+    RING_FIELD_NUMBER: _builtins.int
     slot: _builtins.str
     epoch: _builtins.int
     revision: _builtins.int
     @_builtins.property
     def instances(self) -> _containers.RepeatedCompositeFieldContainer[Global___InstanceAssignment]: ...
+    @_builtins.property
+    def ring(self) -> Global___CacheRing: ...
     def __init__(
         self,
         *,
@@ -389,14 +577,72 @@ class Assignment(_message.Message):
         epoch: _builtins.int = ...,
         revision: _builtins.int = ...,
         instances: _abc.Iterable[Global___InstanceAssignment] | None = ...,
+        ring: Global___CacheRing | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_ring", b"_ring", "ring", b"ring"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ring", b"_ring", "epoch", b"epoch", "instances", b"instances", "revision", b"revision", "ring", b"ring", "slot", b"slot"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__ring: _TypeAlias = _typing.Literal["ring"]  # noqa: Y015
+    _WhichOneofArgType__ring: _TypeAlias = _typing.Literal["_ring", b"_ring"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ring) -> _WhichOneofReturnType__ring | None: ...
+
+Global___Assignment: _TypeAlias = Assignment  # noqa: Y015
+
+@_typing.final
+class RingNode(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SLOT_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    GRANT_FIELD_NUMBER: _builtins.int
+    slot: _builtins.str
+    address: _builtins.str
+    grant: _builtins.str
+    def __init__(
+        self,
+        *,
+        slot: _builtins.str = ...,
+        address: _builtins.str = ...,
+        grant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "instances", b"instances", "revision", b"revision", "slot", b"slot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "grant", b"grant", "slot", b"slot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Assignment: _TypeAlias = Assignment  # noqa: Y015
+Global___RingNode: _TypeAlias = RingNode  # noqa: Y015
+
+@_typing.final
+class CacheRing(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REVISION_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    SIGNERS_FIELD_NUMBER: _builtins.int
+    revision: _builtins.int
+    replicas: _builtins.int
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___RingNode]: ...
+    @_builtins.property
+    def signers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        revision: _builtins.int = ...,
+        replicas: _builtins.int = ...,
+        nodes: _abc.Iterable[Global___RingNode] | None = ...,
+        signers: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes", b"nodes", "replicas", b"replicas", "revision", b"revision", "signers", b"signers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CacheRing: _TypeAlias = CacheRing  # noqa: Y015
 
 @_typing.final
 class Phase(_message.Message):
@@ -480,6 +726,7 @@ class StartRecord(_message.Message):
     PHASES_FIELD_NUMBER: _builtins.int
     PREDICTED_SECONDS_FIELD_NUMBER: _builtins.int
     PROCESS_FIELD_NUMBER: _builtins.int
+    CACHE_FIELD_NUMBER: _builtins.int
     instance: _builtins.str
     incarnation: _builtins.int
     model: _builtins.str
@@ -495,6 +742,8 @@ class StartRecord(_message.Message):
     def rungs(self) -> _containers.RepeatedCompositeFieldContainer[Global___RungResult]: ...
     @_builtins.property
     def phases(self) -> _containers.RepeatedCompositeFieldContainer[Global___Phase]: ...
+    @_builtins.property
+    def cache(self) -> Global___StartCache: ...
     def __init__(
         self,
         *,
@@ -511,16 +760,87 @@ class StartRecord(_message.Message):
         phases: _abc.Iterable[Global___Phase] | None = ...,
         predicted_seconds: _builtins.float | None = ...,
         process: _builtins.str = ...,
+        cache: Global___StartCache | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_predicted_seconds", b"_predicted_seconds", "predicted_seconds", b"predicted_seconds"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cache", b"_cache", "_predicted_seconds", b"_predicted_seconds", "cache", b"cache", "predicted_seconds", b"predicted_seconds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_predicted_seconds", b"_predicted_seconds", "begun_at", b"begun_at", "ended_at", b"ended_at", "incarnation", b"incarnation", "instance", b"instance", "mode", b"mode", "model", b"model", "ok", b"ok", "operation", b"operation", "phases", b"phases", "predicted_seconds", b"predicted_seconds", "process", b"process", "reason", b"reason", "rungs", b"rungs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache", b"_cache", "_predicted_seconds", b"_predicted_seconds", "begun_at", b"begun_at", "cache", b"cache", "ended_at", b"ended_at", "incarnation", b"incarnation", "instance", b"instance", "mode", b"mode", "model", b"model", "ok", b"ok", "operation", b"operation", "phases", b"phases", "predicted_seconds", b"predicted_seconds", "process", b"process", "reason", b"reason", "rungs", b"rungs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__cache: _TypeAlias = _typing.Literal["cache"]  # noqa: Y015
+    _WhichOneofArgType__cache: _TypeAlias = _typing.Literal["_cache", b"_cache"]  # noqa: Y015
     _WhichOneofReturnType__predicted_seconds: _TypeAlias = _typing.Literal["predicted_seconds"]  # noqa: Y015
     _WhichOneofArgType__predicted_seconds: _TypeAlias = _typing.Literal["_predicted_seconds", b"_predicted_seconds"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cache) -> _WhichOneofReturnType__cache | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__predicted_seconds) -> _WhichOneofReturnType__predicted_seconds | None: ...
 
 Global___StartRecord: _TypeAlias = StartRecord  # noqa: Y015
+
+@_typing.final
+class StartCache(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    VERDICT_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    BUNDLE_FIELD_NUMBER: _builtins.int
+    INSTALLED_FIELD_NUMBER: _builtins.int
+    SELECTED_FIELD_NUMBER: _builtins.int
+    HIT_FIELD_NUMBER: _builtins.int
+    COMPILED_FIELD_NUMBER: _builtins.int
+    WAITED_SECONDS_FIELD_NUMBER: _builtins.int
+    FETCHED_SECONDS_FIELD_NUMBER: _builtins.int
+    SAVED_SECONDS_FIELD_NUMBER: _builtins.int
+    CHANGED_FIELD_NUMBER: _builtins.int
+    PUBLISHED_FIELD_NUMBER: _builtins.int
+    NOT_PUBLISHED_FIELD_NUMBER: _builtins.int
+    QUARANTINED_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    verdict: _builtins.str
+    reason: _builtins.str
+    bundle: _builtins.str
+    installed: _builtins.int
+    selected: _builtins.bool
+    hit: _builtins.bool
+    compiled: _builtins.int
+    waited_seconds: _builtins.float
+    fetched_seconds: _builtins.float
+    saved_seconds: _builtins.float
+    not_published: _builtins.str
+    quarantined: _builtins.str
+    @_builtins.property
+    def changed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def published(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+        verdict: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        bundle: _builtins.str = ...,
+        installed: _builtins.int = ...,
+        selected: _builtins.bool = ...,
+        hit: _builtins.bool = ...,
+        compiled: _builtins.int = ...,
+        waited_seconds: _builtins.float = ...,
+        fetched_seconds: _builtins.float = ...,
+        saved_seconds: _builtins.float | None = ...,
+        changed: _abc.Iterable[_builtins.str] | None = ...,
+        published: _abc.Iterable[_builtins.str] | None = ...,
+        not_published: _builtins.str = ...,
+        quarantined: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_saved_seconds", b"_saved_seconds", "saved_seconds", b"saved_seconds"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_saved_seconds", b"_saved_seconds", "bundle", b"bundle", "changed", b"changed", "compiled", b"compiled", "fetched_seconds", b"fetched_seconds", "hit", b"hit", "installed", b"installed", "key", b"key", "not_published", b"not_published", "published", b"published", "quarantined", b"quarantined", "reason", b"reason", "saved_seconds", b"saved_seconds", "selected", b"selected", "verdict", b"verdict", "waited_seconds", b"waited_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__saved_seconds: _TypeAlias = _typing.Literal["saved_seconds"]  # noqa: Y015
+    _WhichOneofArgType__saved_seconds: _TypeAlias = _typing.Literal["_saved_seconds", b"_saved_seconds"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__saved_seconds) -> _WhichOneofReturnType__saved_seconds | None: ...
+
+Global___StartCache: _TypeAlias = StartCache  # noqa: Y015
 
 @_typing.final
 class Failure(_message.Message):
@@ -1004,6 +1324,7 @@ class SlotReport(_message.Message):
     DEVICES_FIELD_NUMBER: _builtins.int
     INSTANCES_FIELD_NUMBER: _builtins.int
     TRANSPORTS_FIELD_NUMBER: _builtins.int
+    CACHE_FIELD_NUMBER: _builtins.int
     slot: _builtins.str
     epoch: _builtins.int
     revision: _builtins.int
@@ -1021,6 +1342,8 @@ class SlotReport(_message.Message):
     def instances(self) -> _containers.RepeatedCompositeFieldContainer[Global___InstanceReport]: ...
     @_builtins.property
     def transports(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    @_builtins.property
+    def cache(self) -> Global___CacheReport: ...
     def __init__(
         self,
         *,
@@ -1037,11 +1360,60 @@ class SlotReport(_message.Message):
         devices: _abc.Iterable[Global___DeviceReport] | None = ...,
         instances: _abc.Iterable[Global___InstanceReport] | None = ...,
         transports: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        cache: Global___CacheReport | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cache", b"_cache", "cache", b"cache"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache", b"_cache", "agent", b"agent", "agent_address", b"agent_address", "boot_id", b"boot_id", "cache", b"cache", "devices", b"devices", "engines", b"engines", "epoch", b"epoch", "force_tcp", b"force_tcp", "host", b"host", "instances", b"instances", "revision", b"revision", "sequence", b"sequence", "slot", b"slot", "transports", b"transports"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__cache: _TypeAlias = _typing.Literal["cache"]  # noqa: Y015
+    _WhichOneofArgType__cache: _TypeAlias = _typing.Literal["_cache", b"_cache"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cache) -> _WhichOneofReturnType__cache | None: ...
+
+Global___SlotReport: _TypeAlias = SlotReport  # noqa: Y015
+
+@_typing.final
+class CacheReport(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    SIGNER_FIELD_NUMBER: _builtins.int
+    BUNDLES_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    QUOTA_FIELD_NUMBER: _builtins.int
+    QUARANTINED_FIELD_NUMBER: _builtins.int
+    HITS_FIELD_NUMBER: _builtins.int
+    MISSES_FIELD_NUMBER: _builtins.int
+    COMPILES_FIELD_NUMBER: _builtins.int
+    GRANT_KEY_FIELD_NUMBER: _builtins.int
+    address: _builtins.str
+    signer: _builtins.str
+    bundles: _builtins.int
+    bytes: _builtins.int
+    quota: _builtins.int
+    quarantined: _builtins.int
+    hits: _builtins.int
+    misses: _builtins.int
+    compiles: _builtins.int
+    grant_key: _builtins.str
+    def __init__(
+        self,
+        *,
+        address: _builtins.str = ...,
+        signer: _builtins.str = ...,
+        bundles: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        quota: _builtins.int = ...,
+        quarantined: _builtins.int = ...,
+        hits: _builtins.int = ...,
+        misses: _builtins.int = ...,
+        compiles: _builtins.int = ...,
+        grant_key: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "agent_address", b"agent_address", "boot_id", b"boot_id", "devices", b"devices", "engines", b"engines", "epoch", b"epoch", "force_tcp", b"force_tcp", "host", b"host", "instances", b"instances", "revision", b"revision", "sequence", b"sequence", "slot", b"slot", "transports", b"transports"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "bundles", b"bundles", "bytes", b"bytes", "compiles", b"compiles", "grant_key", b"grant_key", "hits", b"hits", "misses", b"misses", "quarantined", b"quarantined", "quota", b"quota", "signer", b"signer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___SlotReport: _TypeAlias = SlotReport  # noqa: Y015
+Global___CacheReport: _TypeAlias = CacheReport  # noqa: Y015

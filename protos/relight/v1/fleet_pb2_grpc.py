@@ -117,6 +117,11 @@ class AgentStub:
                 request_serializer=relight_dot_v1_dot_fleet__pb2.LogRequest.SerializeToString,
                 response_deserializer=relight_dot_v1_dot_fleet__pb2.LogChunk.FromString,
                 _registered_method=True)
+        self.Cache = channel.unary_unary(
+                '/relight.v1.Agent/Cache',
+                request_serializer=relight_dot_v1_dot_fleet__pb2.CacheQuery.SerializeToString,
+                response_deserializer=relight_dot_v1_dot_fleet__pb2.CacheAnswer.FromString,
+                _registered_method=True)
 
 
 class AgentServicer:
@@ -130,6 +135,13 @@ class AgentServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Cache(self, request, context):
+        """Asks the compile-cache ring that this agent belongs to: list, show, release.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AgentServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -137,6 +149,11 @@ def add_AgentServicer_to_server(servicer, server):
                     servicer.Logs,
                     request_deserializer=relight_dot_v1_dot_fleet__pb2.LogRequest.FromString,
                     response_serializer=relight_dot_v1_dot_fleet__pb2.LogChunk.SerializeToString,
+            ),
+            'Cache': grpc.unary_unary_rpc_method_handler(
+                    servicer.Cache,
+                    request_deserializer=relight_dot_v1_dot_fleet__pb2.CacheQuery.FromString,
+                    response_serializer=relight_dot_v1_dot_fleet__pb2.CacheAnswer.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -167,6 +184,33 @@ class Agent:
             '/relight.v1.Agent/Logs',
             relight_dot_v1_dot_fleet__pb2.LogRequest.SerializeToString,
             relight_dot_v1_dot_fleet__pb2.LogChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Cache(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/relight.v1.Agent/Cache',
+            relight_dot_v1_dot_fleet__pb2.CacheQuery.SerializeToString,
+            relight_dot_v1_dot_fleet__pb2.CacheAnswer.FromString,
             options,
             channel_credentials,
             insecure,

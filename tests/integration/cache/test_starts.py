@@ -157,7 +157,7 @@ def test_however_many_nodes_are_gone_the_engine_starts(lost: int, nodes: Nodes, 
 
 def test_a_cache_that_fails_in_any_way_starts_the_engine_all_the_same(nodes: Nodes, tmp_path: Path) -> None:
     class Broken(Ring):
-        def obtain(self, key: CacheKey, deadline_seconds: float):
+        def obtain(self, key: CacheKey, deadline_seconds: float, waits):
             raise ZeroDivisionError
 
     broken = Broken(nodes.members, nodes.grant, nodes.trust, nodes.clock, holder="x")

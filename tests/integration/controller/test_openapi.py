@@ -5,6 +5,7 @@ import shutil
 import sys
 from pathlib import Path
 
+from relight.core.records import CacheReport
 from support.controlplane import TOKENS, FakeAgent, FakeGateway, Running, model
 
 CONFIG = Path(__file__).with_name("schemathesis.toml")
@@ -16,6 +17,7 @@ async def test_schemathesis_finds_no_failure(tmp_path):
         tmp_path, models=[model(replicas=1)], event_stream_seconds=0.05, slot_grace_seconds=0.5
     )
     agent, door = FakeAgent("a", running.rpc, devices=2), FakeGateway(running.rpc)
+    agent.cache = CacheReport("tcp:127.0.0.1:1", "0" * 64, grant_key="1" * 64)
     await agent.serve_logs()
     agent.attach()
     door.attach()

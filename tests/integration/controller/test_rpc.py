@@ -59,6 +59,9 @@ async def test_a_stream_needs_an_identity_of_its_role(running):
         ({"instances": [{"instance": "i-1", "state": "dancing", "members": 1}]}, "instances.0.state"),
         ({"instances": [{"instance": "i-1", "state": "ready", "members": 1, "rank": 4}]}, "instances.0.rank"),
         ({"devices": [{"id": "d"}, {"id": "d"}]}, "devices"),
+        ({"cache": {"address": "elsewhere", "signer": "0" * 64, "grant_key": "0" * 64}}, "cache.address"),
+        ({"cache": {"address": "tcp:h:1", "signer": "me", "grant_key": "0" * 64}}, "cache.signer"),
+        ({"cache": {"address": "tcp:h:1", "signer": "0" * 64, "grant_key": "secret"}}, "cache.grant_key"),
     ],
 )
 async def test_a_wrong_report_is_refused_naming_the_field(running, wrong, field):

@@ -34,6 +34,13 @@ def test_a_good_one_is_taken_with_its_defaults(tmp_path: Path) -> None:
     assert [d.id for d in found.device_list()] == ["cpu-0"]
 
 
+def test_the_compile_cache_is_on_below_the_state_directory_unless_it_is_told_otherwise(tmp_path: Path) -> None:
+    found = _load(tmp_path, bind_host="10.0.0.1").cache_settings()
+    assert found is not None
+    assert (found.directory, found.host) == (Path("/var/lib/relight/a/compile-cache"), "10.0.0.1")
+    assert _load(tmp_path, compile_cache={"enabled": False}).cache_settings() is None
+
+
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
@@ -46,6 +53,11 @@ def test_a_good_one_is_taken_with_its_defaults(tmp_path: Path) -> None:
         ({"colour": "blue"}, "colour"),
         ({"token": 7}, "token"),
         ({"health_seconds": 0}, "health_seconds"),
+        ({"compile_cache": {"quota_bytes": 0}}, "compile_cache.quota_bytes"),
+        ({"compile_cache": {"host": "0.0.0.0"}}, "compile_cache.host"),
+        ({"compile_cache": {"directory": "relative"}}, "compile_cache.directory"),
+        ({"compile_cache": {"trusted_keys": ["ab"]}}, "compile_cache.trusted_keys.0"),
+        ({"compile_cache": {"colour": "blue"}}, "compile_cache.colour"),
     ],
 )
 def test_a_wrong_field_is_named(tmp_path: Path, changes: dict[str, Any], field: str) -> None:

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from relight.controller.cli import machine
+from relight.agent import config as agent_config
+from relight.controller.cli import machine, up
+from relight.controller.cli.home import Home
+from relight.core.clock import SystemClock
 from relight.core.errors import InvalidInput
 
 GOOD = """\
@@ -72,6 +75,8 @@ def test_a_good_file_is_taken_with_paths_from_its_own_folder_and_sizes_in_bytes(
         ("engine: vllm", "engine: vllm\n    rungs: [teleport]", 13, "peer_shm"),
         ("engines:", "ports: {controller: 7400, fleet: 7400}\nengines:", 1, "three different ports"),
         ("engines:", "hold: {seconds: 0}\nengines:", 1, "greater than 0"),
+        ("engines:", "compile_cache: {quota: much}\nengines:", 1, "a size such as 512MiB"),
+        ("engines:", "compile_cache: {trusted_keys: [me]}\nengines:", 1, "String should match pattern"),
     ],
 )
 def test_what_is_wrong_is_named_by_line_and_expectation(write, old: str, new: str, line: int, expected: str) -> None:
@@ -109,3 +114,17 @@ def test_the_shipped_example_fits_the_schema_of_the_file() -> None:
 
     example = Path(__file__).resolve().parents[3] / "examples" / "machine.yaml"
     machine.MachineConfig.model_validate(yaml.safe_load(example.read_text()))
+
+
+def test_what_up_writes_of_the_compile_cache_is_what_agents_take(write, tmp_path: Path) -> None:
+    key = "ab" * 32
+    text = f"compile_cache: {{quota: 3GiB, archive: bundles, trusted_keys: [{key}]}}\n{GOOD}"
+    home = Home(tmp_path / "home")
+    home.create()
+    files = {name: file for name, _, file in up._write(machine.load(write(text)), home, SystemClock())}
+    found = agent_config.load(files["agent-node-a"]).cache_settings()
+    assert found is not None
+    assert (found.quota_bytes, found.archive, found.trusted_keys) == (3 << 30, tmp_path / "bundles", (key,))
+    assert found.directory == tmp_path / "home" / "nodes" / "node-a" / "compile-cache"
+    off = up._write(machine.load(write("compile_cache: {enabled: false}\n" + GOOD)), home, SystemClock())
+    assert agent_config.load(off[1][2]).cache_settings() is None

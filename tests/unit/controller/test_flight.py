@@ -4,7 +4,6 @@ import asyncio
 import dataclasses
 import json
 import re
-import types
 
 import httpx
 import pytest
@@ -15,7 +14,7 @@ from relight.controller.flight.compare import compare
 from relight.controller.flight.explain import explain
 from relight.controller.flight.predict import learn, recent_median
 from relight.controller.flight.push import KEPT, Pusher
-from relight.controller.flight.timeline import Expectation, assemble, name_of, with_cache
+from relight.controller.flight.timeline import Expectation, assemble, name_of
 from relight.controller.flight.traces import chrome, otlp
 from relight.controller.metrics import Metrics
 from relight.core.fingerprint import Fingerprint
@@ -75,24 +74,6 @@ def test_an_expectation_of_another_operation_is_not_that_of_this_start():
     record = StartRecord("i-1", 1, "default/m", Mode.LAZY, "op-2", 1.0, 2.0, True, "")
     expectation = Expectation("i-1", "op-1", Mode.NORMAL, "why", 9.0, 0.5)
     assert assemble(record, None, expectation=expectation).predicted_seconds is None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class RingRecord(StartRecord):
-    """A record of an agent with a compile-cache ring."""
-
-    cache: object = None
-
-
-def test_a_timeline_takes_in_what_the_ring_did_once_that_is_known():
-    record = RingRecord("i-1", 1, "default/m", Mode.LAZY, "", 1.0, 2.0, True, "")
-    before = assemble(record, None)
-    assert before.cache == ""
-    hit = types.SimpleNamespace(verdict="hit", reason="the bundle b1 was loaded")
-    after = assemble(dataclasses.replace(record, cache=hit), None)
-    assert after.cache == "hit: the bundle b1 was loaded"
-    assert with_cache(before, after.cache) == after
-    assert with_cache(after, "") == after
 
 
 def test_lazy_normal_and_cold_starts_teach_apart_and_by_their_rung():

@@ -7,6 +7,7 @@ from relight.controller.flight.predict import learn
 from relight.controller.flight.timeline import assemble, coverage, with_span
 from relight.controller.metrics import Metrics
 from relight.core.records import (
+    CacheReport,
     GatewaySpan,
     Mode,
     Operation,
@@ -14,6 +15,8 @@ from relight.core.records import (
     Phase,
     RungKind,
     RungResult,
+    SlotView,
+    Snapshot,
     StartRecord,
 )
 
@@ -91,6 +94,21 @@ def test_predictions_are_the_median_of_good_starts_and_a_prior_before():
     assert abs(learnt.seconds - 1.3) < 1e-6
     assert learnt.basis == "median of 3 measured"
     assert set(learnt.parts) == {"pull", "canary"}
+
+
+def test_numbers_of_a_cache_node_are_counted_on_over_its_agents_restart():
+    def seen(hits, alive=True):
+        cache = CacheReport("tcp:h:1", "0" * 64, bundles=2, bytes=10, quota=20, hits=hits)
+        return Snapshot(0.0, 1, 1, (), (SlotView("a", alive, "", False, {}, (), cache=cache),), ())
+
+    metrics = Metrics()
+    for hits in (3, 3, 5, 1):
+        metrics.seen(seen(hits), ())
+    text = metrics.text().decode()
+    assert 'relight_cache_hits_total{slot="a"} 6.0' in text
+    assert 'relight_cache_bundles{slot="a"} 2.0' in text
+    metrics.seen(seen(1, alive=False), ())
+    assert 'relight_cache_bundles{slot="a"}' not in metrics.text().decode()
 
 
 def test_a_path_that_is_slower_than_expected_is_counted_by_what_was_expected():
