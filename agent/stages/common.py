@@ -150,17 +150,18 @@ class Recorder:
     def weave(self, phases: tuple[Phase, ...]) -> None:
         """The engine's own phases of a start, put between those that the agent saw; what no one names becomes the
         process's own time before them and the server's after them."""
-        begun = max((p.end for p in self.phases if p.name == "dispatch"), default=self.begun_at)
-        seen = [p for p in self.phases if p.start >= begun and p.name != "process"]
-        self.phases = [p for p in self.phases if p.start < begun or p.name == "dispatch"]
-        edge = begun
-        for phase in sorted((*seen, *(p for p in phases if p.start >= begun)), key=lambda p: (p.start, p.end)):
-            if edge == begun:
-                self.phases.append(Phase("process", begun, max(phase.start, begun), self.process))
-                edge = max(phase.start, begun)
+        before = [p for p in self.phases if p.name in ("dispatch", "cache")]
+        begun = max((p.end for p in before), default=self.begun_at)
+        seen = [p for p in self.phases if p not in before and p.name != "process"]
+        woven = sorted((*seen, *(p for p in phases if p.start >= begun)), key=lambda p: (p.start, p.end))
+        self.phases, edge = before, begun
+        if woven:
+            edge = woven[0].start
+            self.phases.append(Phase("process", begun, edge, self.process))
+        for phase in woven:
             self.phases.append(Phase(phase.name, min(edge, phase.end), phase.end, phase.detail))
             edge = max(edge, phase.end)
-        self.mark("serve" if edge > begun else "engine", "the engine's server, up to its first healthy answer")
+        self.mark("serve" if woven else "engine", "the engine's server, up to its first healthy answer")
 
     def finish(self, ok: bool, reason: str) -> None:
         """Stores the record on the member; the caller moves the state next."""

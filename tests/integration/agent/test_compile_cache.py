@@ -9,16 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from relight.core.records import CacheReport, CacheRing, Desired, Mode, RingNode
+from relight.core.records import CacheReport, CacheRing, Desired, Mode, RingNode, RungKind
 from relight.core.states import State
 from relight.transfer.grants import Claims, mint
-from support.agent import Fleet, Slot
+from support.agent import Fleet, Slot, rungs
 
 CHECKOUT = {"PYTHONPATH": str(Path(__file__).resolve().parents[3] / "src")}
 
 
 def _starting(slot: Slot, name: str, mode: Mode = Mode.NORMAL, *args: str, device: str = "cpu-0") -> None:
-    made = slot.instance(name, Desired.READY, 'compiles="graph"', *args, mode=mode)
+    made = slot.instance(name, Desired.READY, 'compiles="graph"', *args, mode=mode, rungs=rungs(RungKind.DISK))
     slot.want(*slot.wanted.values(), replace(made, spec=replace(made.spec, env=CHECKOUT), devices=(device,)))
 
 

@@ -10,18 +10,15 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from relight.controller import loop
 from relight.controller.cli import pki
 from relight.core.auth import hash_token
 from relight.core.clock import SystemClock
-from relight.core.records import Mode
 from support.agent import Slot
 from support.controlplane import TOKENS, Running, model
 
@@ -30,19 +27,6 @@ MODEL = "/api/v1/namespaces/default/models/m"
 CONTROLLER_TOKEN = "t-controller"
 CHECKOUT = {"PYTHONPATH": str(Path(__file__).resolve().parents[3] / "src")}
 """Engines inherit nothing: this is whose stubs they are."""
-
-
-@pytest.fixture(autouse=True)
-def _starts_are_normal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the plan makes of it, starts here are of the mode that asks the ring."""
-    plan = loop.plan
-
-    def normal(*given: Any) -> Any:
-        made = plan(*given)
-        starts = tuple(replace(p, mode=Mode.NORMAL) if p.mode is Mode.COLD else p for p in made.placements)
-        return replace(made, placements=starts)
-
-    monkeypatch.setattr(loop, "plan", normal)
 
 
 class Fleet:
