@@ -14,7 +14,7 @@ from vllm.v1.worker.gpu_worker import Worker
 from vllm.v1.worker.worker_base import CompilationTimes
 
 from relight.core.clock import SystemClock
-from relight.core.errors import Conflict
+from relight.core.errors import Conflict, LocalFault
 from relight.core.logs import configure, get_logger
 from relight.core.records import Mode
 from relight.plugin import settings as environment
@@ -59,10 +59,13 @@ class RelightGPUWorker(Completing, Worker):  # type: ignore[misc]
         if self._relight_settings.mode is not Mode.LAZY or self.model_config.enforce_eager:
             return None
         reason = obstacle(self.vllm_config, self.use_v2_model_runner)
-        if reason:
-            log.warning("graphs.all-at-start", reason=reason)
+        try:
+            if reason:
+                raise LocalFault(reason)
+            runner = (V2Graphs if self.use_v2_model_runner else V1Graphs)(self.model_runner)
+        except LocalFault as fault:
+            log.warning("graphs.all-at-start", reason=str(fault))
             return None
-        runner = (V2Graphs if self.use_v2_model_runner else V1Graphs)(self.model_runner)
         graphs = LazyGraphs(runner, dict(self._relight_settings.sizes), SystemClock())
         return graphs if graphs.plan.first else None
 

@@ -98,13 +98,17 @@ def _refusal(engine: Engine) -> str:
 def obstacles() -> dict[str, int]:
     """Graphs captured at start by engines that cannot capture late, and by one that can."""
     found = {}
-    for name in ("", "lora_config", "kv_transfer_config"):
+    for name in ("", "strange", "lora_config", "kv_transfer_config"):
         engine = Engine("v2", CUDAGraphMode.FULL_AND_PIECEWISE, Mode.LAZY, {})
-        if name:
+        if name == "strange":
+            candidates = engine.runner.cudagraph_manager._candidates
+            candidates.update({key: chosen[::-1] for key, chosen in candidates.items()})
+        elif name:
             # Seen while the worker decides alone: the rest of vLLM would want a whole configuration of that kind.
             object.__setattr__(engine.config, name, object())
         lazy = engine.worker._relight_lazily()
-        object.__setattr__(engine.config, name or "lora_config", None)
+        if name.endswith("_config"):
+            object.__setattr__(engine.config, name, None)
         engine.worker._relight_lazily = lambda lazy=lazy: lazy
         engine.start()
         found[name] = len(engine.graphs())

@@ -100,7 +100,7 @@ def test_two_ranks_capture_alike_and_one_that_fails_holds_the_other_back(found, 
 
 
 def test_an_engine_that_cannot_capture_late_captures_everything_at_its_start(found) -> None:
-    assert found["obstacles"] == {"": 3, "lora_config": 17, "kv_transfer_config": 17}
+    assert found["obstacles"] == {"": 3, "strange": 17, "lora_config": 17, "kv_transfer_config": 17}
 
 
 def test_memory_of_the_whole_set_is_kept_from_the_cache_even_where_vllm_was_told_not_to(found) -> None:

@@ -168,7 +168,7 @@ def _no_garbage() -> Iterator[None]:
 
 
 def obstacle(vllm_config: Any, v2: bool) -> str:
-    """Why this engine captures everything at its start, or nothing: then it may capture late.
+    """Why this engine captures everything at its start; empty where it may capture late.
 
     In each of these a late capture would touch what requests use, or need what only the start has.
     """
