@@ -182,6 +182,9 @@ def obstacle(vllm_config: Any, v2: bool) -> str:
         "pipeline parallel: a stage's inputs lie where a capture reads": parallel.pipeline_parallel_size > 1,
         "microbatches": bool(parallel.use_ubatching),
         "a KV connector: it takes the capture's layers for a request's": vllm_config.kv_transfer_config is not None,
+        "a startup plan: vllm would save what the first graphs took as what all take": bool(
+            envs.VLLM_ENABLE_STARTUP_PLAN
+        ),
         "breakable graphs": bool(is_breakable_cudagraph_enabled()),
         "recurrent state: the V1 runner captures on the state of requests": (
             not v2 and bool(model.is_hybrid or model.is_attention_free)
