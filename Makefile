@@ -54,7 +54,7 @@ test-rdma: setup-control setup-rdma ## RDMA for real, on soft-RoCE between two v
 .PHONY: test-nixl test-gpu
 test-nixl: setup-control setup-peers ## The nixl transport over the real library, between processes; ends with one line of JSON
 	@$(BIN)/python tests/nixl/run.py
-test-gpu: setup ## The tests that need two GPUs of one node
+test-gpu: setup ## The tests that need GPUs: two of one node, and RELIGHT_GPU_PYTHON with vLLM for them
 	@$(BIN)/python -m pytest -m gpu
 
 .PHONY: lint type imports check-protos protos format licences

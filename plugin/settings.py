@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ RATE = "RELIGHT_SOURCE_RATE"
 RDMA = "RELIGHT_RDMA"
 MODE = "RELIGHT_MODE"
 START_SECONDS = "RELIGHT_START_SECONDS"
+SIZES = "RELIGHT_SIZES"
+MOST_WEIGHT = 1e15
 TLS = ("RELIGHT_TLS_CERTIFICATE", "RELIGHT_TLS_PRIVATE_KEY", "RELIGHT_TLS_AUTHORITY")
 
 
@@ -51,6 +54,8 @@ class Settings:
     """How the engine starts: cold loads its own weights; lazy and normal wait for them to be brought by a rung."""
     start_seconds: float = 900.0
     """How long an engine that waits for its weights does so."""
+    sizes: tuple[tuple[int, float], ...] = ()
+    """The fleet's steps as (tokens, weight), tokens ascending: what a lazy start captures first after it is ready."""
 
     @property
     def awaits(self) -> bool:
@@ -95,13 +100,37 @@ def read(environ: Mapping[str, str]) -> Settings:
     seconds = environ.get(START_SECONDS, "900")
     if not seconds.replace(".", "", 1).isdigit() or not float(seconds):
         wrong.append(FieldError(START_SECONDS, "seconds, more than 0", seconds))
+    sizes = _sizes(environ.get(SIZES, "{}"))
+    if sizes is None:
+        wrong.append(FieldError(SIZES, 'weights of at least 0 by tokens, such as {"1": 20, "8": 3.5}', environ[SIZES]))
     files = [environ.get(name, "") for name in TLS]
     if any(files) and not all(files):
         wrong += [FieldError(n, "set with the others", "nothing") for n, f in zip(TLS, files, strict=True) if not f]
-    if wrong or mode is None:
+    if wrong or mode is None or sizes is None:
         raise InvalidInput("the engine was not started by an agent", wrong)
     return Settings(
         environ[INSTANCE], Path(environ[DIRECTORY]), environ[BIND_HOST], environ.get(REVISION, ""), int(streams),
         TlsFiles(*map(Path, files)) if all(files) else None, int(rate) if rate else None,
-        tuple(cards), mode, float(seconds),
+        tuple(cards), mode, float(seconds), sizes,
     )  # fmt: skip
+
+
+def _sizes(text: str) -> tuple[tuple[int, float], ...] | None:
+    """None where `text` is not a histogram."""
+    try:
+        pairs = json.loads(text, object_pairs_hook=tuple, parse_constant=float)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(pairs, tuple):
+        return None
+    found: dict[int, float] = {}
+    for key, weight in pairs:
+        # One spelling for a number, so that no two keys mean the same one.
+        if not (
+            key.isascii() and key.isdigit() and len(key) < 10 and not key.startswith("0") and int(key) not in found
+        ):
+            return None
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= MOST_WEIGHT:
+            return None
+        found[int(key)] = float(weight)
+    return tuple(sorted(found.items()))

@@ -34,7 +34,7 @@ MODULES = (
 
 A release that moves one is told by name (ImportError), and starts are ordinary until this list follows it."""
 CPU_MODULES = ("vllm.v1.worker.cpu_worker", "vllm.v1.attention.backends.cpu_attn", "relight.plugin.vllm.worker")
-GPU_MODULES = ("vllm.v1.worker.gpu_worker",)
+GPU_MODULES = ("vllm.v1.worker.gpu_worker", "relight.plugin.vllm.gpu_worker")
 """Imports alone: nothing in them may touch a device, which the zygote checks before it forks."""
 
 

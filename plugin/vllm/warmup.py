@@ -6,12 +6,12 @@ for the first quiet moment.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from vllm.v1.worker.cpu_model_runner import _set_global_compilation_settings
 
-Piece = Callable[[], object]
+from relight.plugin.vllm.completing import Piece
+
 LEAST_TOKENS = 8
 """Not one: a compiler that traces with a single token makes code for a single token."""
 

@@ -32,6 +32,7 @@ from relight.plugin.control import ControlServer, Progress
 from relight.plugin.residency import ModelMemory, Order, Residency
 from relight.plugin.stages import Stages
 from relight.plugin.vllm import handlers, warmup
+from relight.plugin.vllm.completing import Completing
 from relight.plugin.vllm.loader import reload_in_place
 from relight.plugin.vllm.packing import pack
 from relight.plugin.vllm.weights import Weights
@@ -60,10 +61,8 @@ def _pages(tensor: torch.Tensor) -> tuple[int, int]:
     return low, max(high - low, 0)
 
 
-class RelightCPUWorker(CPUWorker):  # type: ignore[misc]
+class RelightCPUWorker(Completing, CPUWorker):  # type: ignore[misc]
     """See the module; `--worker-cls relight.plugin.vllm.worker.RelightCPUWorker`."""
-
-    _relight_rest: tuple[warmup.Piece, ...] = ()
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
         configure("engine")
@@ -121,17 +120,6 @@ class RelightCPUWorker(CPUWorker):  # type: ignore[misc]
                 "suspend": lambda a, _: self._relight.suspend(),
             },
         )
-
-    def relight_complete(self) -> int:
-        """Called by `collective_rpc`, between steps: does the next piece of what a lazy start left out.
-
-        Returns how many pieces are left.
-        """
-        if self._relight_rest:
-            piece, *rest = self._relight_rest
-            piece()
-            self._relight_rest = tuple(rest)
-        return len(self._relight_rest)
 
     # ------------------------------------------------------------------ called by vLLM, in its own loop
 

@@ -382,6 +382,24 @@ def test_an_engine_without_an_agent_says_what_is_missing() -> None:
         )
 
 
+def test_the_fleets_histogram_is_read_in_the_order_of_its_tokens(tmp_path: Path) -> None:
+    environ = {"RELIGHT_INSTANCE": "i", "RELIGHT_ENGINE_DIR": str(tmp_path), "RELIGHT_BIND_HOST": "h"}
+    assert read(environ).sizes == ()
+    assert read(environ | {"RELIGHT_SIZES": '{"16": 3, "1": 0.5}'}).sizes == ((1, 0.5), (16, 3.0))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "7", "{", '{"x": 1}', '{"0": 1}', '{"-1": 1}', '{"01": 1}', '{"1": -1}', '{"1": true}', '{"1": "2"}',
+     '{"1": NaN}', '{"1": Infinity}', '{"1": {}}', '{"1": 1, "1": 2}', '{"\u0661": 1}', f'{{"1": 1{"0" * 400}}}'],
+)  # fmt: skip
+def test_what_is_not_a_histogram_is_refused_by_name(text: str, tmp_path: Path) -> None:
+    environ = {"RELIGHT_INSTANCE": "i", "RELIGHT_ENGINE_DIR": str(tmp_path), "RELIGHT_BIND_HOST": "h"}
+    with pytest.raises(InvalidInput) as caught:
+        read(environ | {"RELIGHT_SIZES": text})
+    assert [e.field for e in caught.value.errors] == ["RELIGHT_SIZES"]
+
+
 @pytest.fixture
 def cards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rdma, "Device", FakeDevice)
