@@ -19,7 +19,7 @@ from relight.agent.devices.cpu import CpuDevices
 from relight.agent.engines import registry
 from relight.agent.fleet import fleet_stream
 from relight.agent.journal import Journal
-from relight.agent.ledger import Ledger
+from relight.agent.ledger import Claim, Ledger
 from relight.agent.link import SupervisorLink
 from relight.agent.rails import Rails, look
 from relight.agent.stages.caches import Caches
@@ -99,7 +99,7 @@ class Agent:
         self._me.boot_id = self._backend.boot_id()
         await transitions.adopt(running, self._me.boot_id)
         self._me.engines = await asyncio.to_thread(self._versions)
-        self._devices = await asyncio.to_thread(ledger.measure, transitions.claims())
+        self._devices = await asyncio.to_thread(ledger.measure, self._claims(transitions))
         server = await self._serve(transitions)
         ready(self._me.address)
         _log.info("agent.begun", slot=self._config.slot, agent=self._me.agent, address=self._me.address)
@@ -118,6 +118,9 @@ class Agent:
             await server.stop(0)
             await self._link.close()
             self._journal.close()
+
+    def _claims(self, transitions: Transitions) -> tuple[Claim, ...]:
+        return (*transitions.claims(), *self._zygotes.claims())
 
     def _look_at_rails(self) -> Rails:
         # What a card moves is not encrypted: where that is asked for, nobody expects RDMA.
@@ -221,7 +224,7 @@ class Agent:
             if transitions.moving:
                 continue
             self._remeasure.clear()
-            devices = await asyncio.to_thread(ledger.measure, transitions.claims())
+            devices = await asyncio.to_thread(ledger.measure, self._claims(transitions))
             rails = await asyncio.to_thread(self._look_at_rails)
             if self._cache is not None:
                 self._cache.look()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from relight.agent.engines.base import EngineCommand, EngineDriver, ZygoteCommand
+from relight.agent.ledger import Claim
 from relight.agent.link import SupervisorLink
 from relight.agent.procfs import INSTANCE, OWNER
 from relight.agent.supervisor.client import Exit, Running
@@ -44,6 +45,8 @@ class _Zygote:
     said: Described | None = None
     why: str = "the zygote was not started yet"
     exit: Exit | None = None
+    pid: int = 0
+    """Of the process that runs, ready or not; 0 for none that is known."""
 
     @property
     def instance(self) -> str:
@@ -118,23 +121,25 @@ class Zygotes:
     def _log(self, zygote: _Zygote) -> Path:
         return self._directory.parent / "logs" / f"{zygote.instance}.log"
 
-    def pid(self, engine: str) -> int:
-        """The process number of an engine's zygote that can be forked from; 0 when there is none."""
-        zygote = self._own.get(engine)
-        return zygote.said.pid if zygote and zygote.said else 0
+    def claims(self) -> tuple[Claim, ...]:
+        """What the ledger has to know: zygotes hold memory of no device."""
+        return tuple(Claim(z.instance, z.pid, ()) for z in self._own.values() if z.pid)
 
     # ------------------------------------------------------------------ keeping
 
     def take_over(self, running: Iterable[Running]) -> tuple[Running, ...]:
         """Those of `running` that are no zygotes. Zygotes of engines that need none any more stay among them."""
+        found = tuple(running)
+        for zygote in self._own.values():
+            zygote.pid = next((r.pid for r in found if r.instance == zygote.instance), 0)
         own = {z.instance for z in self._own.values()}
-        return tuple(r for r in running if r.instance not in own)
+        return tuple(r for r in found if r.instance not in own)
 
     def on_exit(self, exit_: Exit) -> bool:
         """Whether what ended was a zygote."""
         for zygote in self._own.values():
             if zygote.instance == exit_.instance:
-                zygote.exit = exit_
+                zygote.exit, zygote.pid = exit_, 0
                 zygote.changed.set()
                 return True
         return False
@@ -177,10 +182,12 @@ class Zygotes:
         command.cwd.mkdir(mode=0o700, parents=True, exist_ok=True)
         # An earlier agent's is found by the supervisor and answers at once.
         with contextlib.suppress(LocalFault):
-            return await calls.describe(zygote.how.socket)
+            said = await calls.describe(zygote.how.socket)
+            zygote.pid = said.pid
+            return said
         await self._link.end(zygote.instance, _GRACE)
         zygote.how.socket.unlink(missing_ok=True)
-        await self._link.spawn(zygote.instance, command, self._log(zygote))
+        zygote.pid = (await self._link.spawn(zygote.instance, command, self._log(zygote))).pid
         deadline = self._clock.monotonic() + IMPORT_SECONDS
         while True:
             # Its own sign that it is ready is the socket; an import has no other.

@@ -104,9 +104,10 @@ class Fleet:
 
 
 @asynccontextmanager
-async def _fleet(controller: dict[str, Any], agents: dict[str, Any]) -> AsyncIterator[Fleet]:
+async def made_of(controller: dict[str, Any], agents: dict[str, Any], mode: str = "normal") -> AsyncIterator[Fleet]:
+    """A controller with one model of this mode, and agents as they are added; all end with the test."""
     with tempfile.TemporaryDirectory(prefix="rl-") as root:
-        spec = model(mode="normal", args=['compiles="graph"'], env=CHECKOUT)
+        spec = model(mode=mode, args=['compiles="graph"'], env=CHECKOUT)
         running = await Running.start(Path(root), models=[spec], agent_token=CONTROLLER_TOKEN, **controller)
         made = Fleet(Path(root), running, **agents)
         try:
@@ -121,7 +122,7 @@ async def _fleet(controller: dict[str, Any], agents: dict[str, Any]) -> AsyncIte
 
 @pytest.fixture
 async def fleet() -> AsyncIterator[Fleet]:
-    async with _fleet({}, {}) as made:
+    async with made_of({}, {}) as made:
         yield made
 
 
@@ -165,7 +166,7 @@ async def test_with_data_tls_bundles_travel_under_certificates_of_the_fleet(tmp_
         return {field: str(tmp_path / path) for field, path in paths.items()}
 
     controller = {"grpc": {"port": 0, "tls": files("controller")}}
-    async with _fleet(controller, {"tls": files("agent"), "data_tls": True}) as fleet:
+    async with made_of(controller, {"tls": files("agent"), "data_tls": True}) as fleet:
         await fleet.add("a")
         await fleet.add("b")
         await fleet.ring("a", "b")
