@@ -1,4 +1,4 @@
-"""Modes from the request to the record: the controller plans one, agents fork or spawn, timelines and explain say so."""
+"""Modes from the request to the record: the controller plans one, agents fork or spawn, timelines say so."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ async def test_a_zygote_that_stands_by_leaves_its_slots_devices_free_and_the_nex
         assert found["process"] == second["process"]
         assert {m["mode"] for m in found["modes"]} == {"guardian", "lazy", "normal", "cold"}
         devices = (await fleet.running.client.get("/api/v1/devices")).json()["items"]
-        assert len(devices) == 4
+        assert len(devices) == 2
         assert all(d["healthy"] for d in devices), devices
