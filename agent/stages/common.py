@@ -45,6 +45,10 @@ class Forker(Protocol):
         """Forks the main process; one line says from what. Raises LocalFault: it has to be spawned, and why."""
         ...
 
+    async def shared(self, engine: str) -> str:
+        """What an engine's zygote shares with those forked from it, in words; empty where it shares nothing."""
+        ...
+
     async def started(self, instance: str) -> None:
         """The instance serves, or sleeps: what it was forked from may prepare for its like."""
         ...

@@ -14,6 +14,8 @@ from relight.core.errors import LocalFault
 from relight.core.logs import get_logger
 from relight.core.records import Mode
 
+FORKED = "forked"
+"""How the line of an engine that was forked begins."""
 _log = get_logger("agent.process")
 
 
@@ -24,7 +26,8 @@ async def begin(member: Member, tools: Tools, command: EngineCommand) -> tuple[R
         return await tools.spawner.spawn(member.instance, marked, member.log_path), "spawned, as the mode is cold"
     member.log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
-        return await tools.forker.fork(member.assignment.spec.engine, member.instance, marked, member.log_path)
+        running, said = await tools.forker.fork(member.assignment.spec.engine, member.instance, marked, member.log_path)
+        return running, f"{FORKED} from {said}"
     except LocalFault as error:
         _log.info("process.not-forked", instance=member.instance, reason=str(error))
         running = await tools.spawner.spawn(member.instance, marked, member.log_path)

@@ -8,6 +8,7 @@ from relight.agent.engines.base import ProofFailed
 from relight.agent.member import Member
 from relight.agent.stages import ladder, process
 from relight.agent.stages.common import END_GRACE, RETRY_AFTER, Recorder, Tools, explain, fault
+from relight.agent.stages.process import FORKED
 from relight.agent.stages.sleep import release
 from relight.core.errors import InvalidInput
 from relight.core.logs import get_logger
@@ -61,6 +62,8 @@ async def _start(member: Member, tools: Tools, record: Recorder, remaining: floa
     await handle.wait_ready(remaining, member.say)
     member.facts = await handle.describe()
     record.weave(member.facts.phases)
+    if record.process.startswith(FORKED):
+        record.process += await tools.forker.shared(member.assignment.spec.engine)
     opened = True
     try:
         proof, phase = await handle.prove_or_record()

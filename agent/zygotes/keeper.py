@@ -14,7 +14,7 @@ from pathlib import Path
 from relight.agent.engines.base import EngineCommand, EngineDriver, ZygoteCommand
 from relight.agent.ledger import Claim
 from relight.agent.link import SupervisorLink
-from relight.agent.procfs import INSTANCE, OWNER
+from relight.agent.procfs import INSTANCE, OWNER, Procfs
 from relight.agent.supervisor.client import Exit, Running
 from relight.agent.supervisor.processes import set_aside
 from relight.agent.zygotes import calls, rules
@@ -59,7 +59,7 @@ class Zygotes:
     def __init__(
         self, drivers: Mapping[str, EngineDriver], directory: Path, link: SupervisorLink, clock: Clock
     ) -> None:
-        self._directory, self._link, self._clock = directory, link, clock
+        self._directory, self._link, self._clock, self._procfs = directory, link, clock, Procfs()
         self._own: dict[str, _Zygote] = {}
         self._unprepared: dict[str, tuple[_Zygote, EngineCommand]] = {}
         for name, driver in drivers.items():
@@ -106,7 +106,13 @@ class Zygotes:
         if not forked.prepared:
             self._unprepared[instance] = (zygote, command)
         what = "a zygote of its model" if forked.prepared else "a zygote"
-        return taken[0], f"forked from {what} (pid {said.pid}, {said.resident_bytes >> 20} MiB imported)"
+        return taken[0], f"{what} (pid {said.pid}, {said.resident_bytes >> 20} MiB imported)"
+
+    async def shared(self, engine: str) -> str:
+        """How much of its own memory an engine's zygote shares with what was forked from it, in words."""
+        zygote = self._own.get(engine)
+        bytes_ = await asyncio.to_thread(self._procfs.forked, zygote.pid) if zygote and zygote.pid else 0
+        return f"; it shares {bytes_ >> 20} MiB with what it forked" if bytes_ else ""
 
     async def started(self, instance: str) -> None:
         """A forked engine serves: the next one of its model finds the model prepared."""
