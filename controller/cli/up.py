@@ -160,7 +160,7 @@ def _agent(
             "trusted_keys": list(config.compile_cache.trusted_keys),
         },
         "devices": [{"id": d.id, "cores": list(d.cores), "memory_bytes": d.memory} for d in node.devices],
-        "engines": {name: {"python": engine.python} for name, engine in config.engines.items()},
+        "engines": {name: engine.model_dump() for name, engine in config.engines.items()},
         "log_level": config.log_level,
     }
 
