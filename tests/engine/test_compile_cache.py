@@ -1,4 +1,4 @@
-"""Real vLLM by a real agent: what one start compiles is sealed and published, and the next one compiles nothing."""
+"""Real vLLM by a real agent: forked from a zygote; what one start compiles is published, and later ones load it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from relight.agent.cache import trees
-from relight.core.records import CacheRing, Desired, InstanceReport, Mode, ModelSpec, RingNode, StartCache
+from relight.core.records import CacheRing, Desired, InstanceReport, Mode, ModelSpec, RingNode, RungKind, StartCache
 from relight.core.states import State
 from relight.protos.relight.v1 import fleet_pb2_grpc
 from relight.transfer.grants import Claims, mint
@@ -59,10 +59,12 @@ async def slot(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Slot]:
             await server.stop(0)
 
 
-async def _run(slot: Slot, model: Path, name: str) -> tuple[StartCache, InstanceReport, list[int]]:
+async def _run(
+    slot: Slot, model: Path, name: str, mode: Mode = Mode.NORMAL
+) -> tuple[StartCache, InstanceReport, list[int]]:
     """One whole start and some requests; what the ring did, and the tokens of the last request."""
     spec = ModelSpec("default", "tiny", str(model), "r1", "vllm", args=ARGUMENTS)
-    wanted = slot.instance(name, Desired.READY, mode=Mode.NORMAL)
+    wanted = slot.instance(name, Desired.READY, mode=mode, rungs=agent.rungs(RungKind.DISK))
     slot.want(replace(wanted, model=spec.key, spec=spec, deadline_seconds=READY_SECONDS))
     ready = await slot.until(name, State.READY)
     assert ready.endpoint is not None
@@ -80,7 +82,9 @@ async def _run(slot: Slot, model: Path, name: str) -> tuple[StartCache, Instance
 
 
 async def test_a_second_start_loads_what_the_first_compiled_and_compiles_nothing(slot: Slot, tiny_model: Path) -> None:
-    cold, _, expected = await _run(slot, tiny_model, "i-1")
+    cold, first, expected = await _run(slot, tiny_model, "i-1")
+    assert first.start is not None
+    assert first.start.process.startswith("forked from a zygote (")
     assert cold.verdict == "compiled", cold
     assert cold.compiled > 0
     assert cold.published == ("a",), cold
@@ -100,4 +104,12 @@ async def test_a_second_start_loads_what_the_first_compiled_and_compiles_nothing
     assert tokens == expected
     assert warm.saved_seconds is not None
     assert warm.saved_seconds > 0
-    print(f"cold {cold}; warm {warm}; phases {report.start.phases if report.start else ()}")
+    slot.change("i-2", Desired.GONE)
+    await slot.until("i-2", State.GONE)
+    lazy, report, tokens = await _run(slot, tiny_model, "i-3", Mode.LAZY)
+    assert (lazy.verdict, lazy.compiled) == ("hit", 0), lazy
+    assert tokens == expected
+    assert report.start is not None
+    assert report.start.process.startswith("forked from a zygote of its model")
+    assert [p.name for p in report.start.phases][:3] == ["dispatch", "cache", "process"]
+    print(f"cold {cold}; warm {warm}; lazy {lazy}; phases {report.start.phases}")
