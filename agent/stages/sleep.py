@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from relight.agent.engines.base import EngineHandle
 from relight.agent.member import Member
 from relight.agent.stages.common import END_GRACE, RETRY_AFTER, Tools, explain
-from relight.core.errors import LocalFault
+from relight.core.errors import LocalFault, RelightError
 from relight.core.logs import get_logger
 from relight.core.states import State
 
@@ -28,9 +29,7 @@ async def sleep(member: Member, tools: Tools, cause: str) -> None:
             return
     try:
         member.begin(State.SLEEPING, cause)
-        # A guardian has nothing to warm up when it wakes: what a lazy start put off is done while it can be.
-        while not member.complete:
-            member.complete = await handle.complete() == 0
+        await _complete(member, handle)
         await handle.close_source(READERS_DEADLINE)
         member.source = None
         told = await release(member, tools)
@@ -41,6 +40,16 @@ async def sleep(member: Member, tools: Tools, cause: str) -> None:
         member.fail(reason, RETRY_AFTER)
         return
     member.move(State.DORMANT, told)
+
+
+async def _complete(member: Member, handle: EngineHandle) -> None:
+    """A guardian has nothing to warm up when it wakes: what a lazy start put off is done while it can be."""
+    try:
+        while not member.complete:
+            member.complete = await handle.complete() == 0
+    except RelightError as error:
+        # It sleeps and wakes without, and serves as it did until now.
+        _log.warning("complete.failed", instance=member.instance, reason=str(error))
 
 
 async def release(member: Member, tools: Tools) -> str:
