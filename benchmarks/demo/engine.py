@@ -183,9 +183,13 @@ OWN_VARIABLES = {
     "VLLM_PLUGINS": "worker class",
     "VLLM_SERVER_DEV_MODE": "sleep",
     "HOME": "private directory, fresh in both arms",
-    "VLLM_CACHE_ROOT": "private directory, fresh in both arms",
-    "TORCHINDUCTOR_CACHE_DIR": "private directory, fresh in both arms",
-}
+    # Relight's agent names every directory that an engine compiles into; plain vLLM's lie in its own HOME.
+    **dict.fromkeys((
+        "VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "DG_JIT_CACHE_DIR", "TVM_FFI_CACHE_DIR",
+        "FLASHINFER_WORKSPACE_BASE", "VLLM_FLASHINFER_AUTOTUNE_CACHE_DIR", "TILELANG_CACHE_DIR", "CUTE_DSL_CACHE_DIR",
+        "CUDA_CACHE_PATH",
+    ), "private directory, fresh in both arms"),
+}  # fmt: skip
 
 
 def differences(ours: tuple[list[str], dict[str, str]], plain: tuple[list[str], dict[str, str]]) -> dict[str, str]:

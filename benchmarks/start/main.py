@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from machine import SPEC, Machine, Wake, show_timeline
+from machine import SPEC, Machine, Wake, gaps, show_timeline
 
 import engine
 
@@ -159,6 +159,9 @@ def summary(seconds: dict[str, list[float]], starts: Starts, plain: Plain, first
     differences = {
         way: engine.differences(argv, plain.argv["cold"]) for way, argv in {**plain.argv, **starts.argv}.items()
     }
+    for way, found in differences.items():
+        for name, why in found.items():
+            say(f"    {way} differs from cold: {name} ({why})")
     errors = [
         abs(w.timeline["predicted_seconds"] - w.timeline["seconds"]) / w.timeline["seconds"]
         for wakes in starts.wakes.values()
@@ -210,7 +213,7 @@ def run(directory: Path, rounds: int) -> dict[str, Any]:
                 if way in MODES:
                     wake = starts.start(way)
                     seconds[way].append(wake.seconds)
-                    told = f", {wake.rung}, accounted {wake.accounted:.1%}, {wake.timeline.get('process', '')}"
+                    told = f", {wake.rung}, accounted {wake.accounted:.1%} ({gaps(wake)}), {wake.timeline['process']}"
                 else:
                     seconds[way].append(plain.seconds(way))
                     told = ""
