@@ -1,6 +1,6 @@
 """Named failpoints: places where a test makes a failure happen that cannot be had otherwise.
 
-`RELIGHT_FAILPOINTS="name=action;name=action"` arms them at process start; nothing else can. Actions:
+`RELIGHT_FAILPOINTS="name=action;name=action"` arms them at process start, or in a fork; nothing else can. Actions:
 
     error           raise FailpointHit
     exit            end the process at once, as kill -9 would (no clean-up runs)
@@ -69,6 +69,15 @@ def parse(text: str) -> dict[str, _Armed]:
 
 
 _armed = parse(os.environ.get(VARIABLE, ""))
+
+
+def arm(text: str) -> None:
+    """Arms `text` instead: for a process that was forked after its parent had read its own setting.
+
+    Raises InvalidInput as `parse` does.
+    """
+    global _armed
+    _armed = parse(text)
 
 
 def hit(name: str, buffer: memoryview | None = None) -> bool:

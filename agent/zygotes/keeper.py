@@ -27,7 +27,7 @@ _log = get_logger("agent.zygotes")
 PREFIX = "zygote-"
 IMPORT_SECONDS = 180.0
 """How long an import may take; on an idle machine it takes about ten."""
-PATIENCE = 60.0
+PATIENCE = 120.0
 """How long a start waits for a zygote that imports: an ordinary start would import the same, several times over."""
 _LOOK = 0.1
 _BACKOFF = (1.0, 5.0, 30.0, 120.0)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from relight.core import failpoints
 from relight.plugin.zygote import place
 
 GO_SECONDS = 30.0
@@ -102,6 +103,7 @@ def settle(ask: Ask, keep: int) -> None:
     os.chdir(ask.cwd)
     os.environ.clear()
     os.environ.update(ask.env)
+    failpoints.arm(ask.env.get(failpoints.VARIABLE, ""))
     place.show(ask.argv, ask.env)
 
 

@@ -81,6 +81,7 @@ def test_a_sleep_gives_the_weights_back_and_a_source_killed_while_read_ends_no_w
     weights = 270_079_312
     assert awake - demo_model.memory(sleeper["id"]) >= 0.95 * weights
 
+    demo_model.change(rungs=["peer_shm", "peer_tcp", "disk"])
     operation = demo_model.scale(2)
     # The source dies in the middle of the transfer: the wake itself ends by the disk.
     demo_model.wait(lambda now: any(i["id"] == sleeper["id"] and i["state"] == "ready" for i in now))

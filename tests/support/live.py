@@ -40,6 +40,9 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
+SPEC: dict[str, Any] = {"engine": "vllm", "revision": "r1", "replicas": 1, "guardians": {"replicas": 1}}
+
+
 class Live:
     """A running machine: two nodes with a device each, or one for each core, and one model."""
 
@@ -67,7 +70,7 @@ class Live:
                 }
                 for i, n in enumerate("ab")
             ],
-            "models": [{"engine": "vllm", "revision": "r1", "replicas": 1, "guardians": {"replicas": 1}, **self.model}],
+            "models": [{**SPEC, **self.model}],
         }
         path = self.directory / "machine.yaml"
         path.write_text(json.dumps(config))
@@ -140,6 +143,11 @@ class Live:
             return states.count("ready") == ready and states.count("dormant") == len(states) - ready
 
         return self.wait(settled)
+
+    def change(self, **changes: Any) -> None:
+        """Writes the model's specification with these fields changed."""
+        body = {k: v for k, v in {**SPEC, **self.model, **changes}.items() if k != "name"}
+        self.api.put(self.path, json=body).raise_for_status()
 
     def scale(self, replicas: int, *rungs: str) -> dict[str, Any]:
         body: dict[str, Any] = {"replicas": replicas, **({"rungs": list(rungs)} if rungs else {})}
