@@ -97,6 +97,8 @@ class Sources:
                     refused.append(f"{kind}: {no_copy}")
                 else:
                     rungs.append(Rung(kind, "it sleeps at level 1: its weights are in host memory"))
+            elif kind.from_host_tier:
+                refused.append(f"{kind}: no slot keeps a copy of it")
             else:
                 reached = [(s, self._closed(kind, receiver, s)) for s in fitting]
                 found = [self._peer(kind, receiver, s) for s, why in reached if not why]

@@ -14,6 +14,12 @@ from relight.core.records.assigned import (
     CacheRing as CacheRing,
 )
 from relight.core.records.assigned import (
+    HostTier as HostTier,
+)
+from relight.core.records.assigned import (
+    HostWanted as HostWanted,
+)
+from relight.core.records.assigned import (
     InstanceAssignment as InstanceAssignment,
 )
 from relight.core.records.assigned import (
@@ -87,6 +93,18 @@ from relight.core.records.reported import (
 )
 from relight.core.records.reported import (
     Failure as Failure,
+)
+from relight.core.records.reported import (
+    HostContent as HostContent,
+)
+from relight.core.records.reported import (
+    HostCopyReport as HostCopyReport,
+)
+from relight.core.records.reported import (
+    HostReport as HostReport,
+)
+from relight.core.records.reported import (
+    HostState as HostState,
 )
 from relight.core.records.reported import (
     InstanceReport as InstanceReport,
