@@ -16,14 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from relight.agent.hostcopy.copy import HostCopy, Place
-from relight.agent.hostcopy.orders import MAX_LINE, named, parse
+from relight.agent.hostcopy.orders import CONTROL, MAX_LINE, PAGES, named, parse
 from relight.core.clock import SystemClock
 from relight.core.errors import FieldError, InvalidInput, LocalFault
 from relight.core.tls import TlsFiles
 from relight.transfer.transports.shm import listening_here, peer_uid
 
-CONTROL, PAGES = "c", "s"
-"""Sockets in its directory: short names, because the path of a socket is short."""
 PATIENCE = 5.0
 """Seconds that one who asks may take to say what."""
 

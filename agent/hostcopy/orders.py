@@ -11,6 +11,8 @@ from relight.core.ids import is_name
 from relight.core.records import HostContent, Rung, RungKind, SourceRef
 
 MAX_LINE = 1 << 20
+CONTROL, PAGES = "c", "s"
+"""Sockets in a copy's directory: short names, because the path of a socket is short."""
 PREFIX = "host-"
 """Names of copies begin so: none is mistaken for an engine."""
 READABLE = frozenset({"shm", "tcp"})

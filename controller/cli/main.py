@@ -88,8 +88,11 @@ def status(state: State = None, server: Server = None, output: Shown = Output.TA
     if running:
         render.emit(running, "table", [("COMPONENT", "component"), ("PID", "pid"), ("ALIVE", "alive")])
     render.emit(
-        whole["slots"], "table", [("SLOT", "name"), ("ALIVE", "alive"), ("DEVICES", "devices"), ("ENGINES", "engines")]
-    )
+        whole["slots"], "table", [
+            ("SLOT", "name"), ("ALIVE", "alive"), ("DEVICES", "devices"), ("ENGINES", "engines"),
+            ("HOST COPIES (BYTES)", "host_tier.bytes"),
+        ],
+    )  # fmt: skip
     render.emit(whole["models"], "table", MODEL_COLUMNS)
     if whole["operations"]:
         render.emit(whole["operations"], "table", OPERATION_COLUMNS)

@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.hostcopies import ask, until
-from tests.support.weights import CANARY, Engine
 
 from relight.agent.hostcopy.copy import HostCopy, Place
 from relight.agent.hostcopy.orders import Fill, dump, named, parse
@@ -22,6 +20,8 @@ from relight.core.clock import SystemClock
 from relight.core.errors import InvalidInput
 from relight.core.records import HostContent, Rung, RungKind, SourceRef
 from relight.transfer import grants
+from support.hostcopies import ask, until
+from support.weights import CANARY, Engine
 
 CONTENT = HostContent("default/m", "r1", "as it is started", "1", "cpu")
 ROOM = 1 << 30

@@ -15,7 +15,7 @@ from relight.plugin.residency import Order, Residence
 from relight.plugin.settings import Card, Settings, read
 from relight.transfer import grants
 from relight.transfer.transports import rdma
-from tests.support.weights import CANARY, Engine
+from support.weights import CANARY, Engine
 from tests.unit.transfer.conftest import LAYOUT
 from tests.unit.transfer.fake_verbs import FakeDevice, FakeMemory
 
