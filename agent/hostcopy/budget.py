@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from relight.transfer.plan import HUGE
-
 
 @dataclass(frozen=True, slots=True)
 class Claim:
@@ -23,12 +21,6 @@ class Choice:
 
     kept: frozenset[str]
     refused: Mapping[str, str]
-
-
-def room_for(weight_bytes: int) -> int:
-    """Bytes to set aside for weights of which only the sum is known: padding and whole huge pages come on top."""
-    padded = weight_bytes + weight_bytes // 16
-    return -(-padded // HUGE) * HUGE + HUGE
 
 
 def choose(claims: Iterable[Claim], budget: int) -> Choice:

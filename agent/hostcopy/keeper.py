@@ -16,13 +16,14 @@ from pathlib import Path
 
 from relight.agent.engines.base import EngineCommand
 from relight.agent.hostcopy import calls
-from relight.agent.hostcopy.budget import Claim, choose, room_for
+from relight.agent.hostcopy.budget import Claim, choose
 from relight.agent.hostcopy.calls import EMPTY, Said
-from relight.agent.hostcopy.orders import CONTROL, PAGES, PREFIX, READABLE, Fill
+from relight.agent.hostcopy.orders import CONTROL, PAGES, READABLE, Fill
 from relight.agent.link import SupervisorLink
 from relight.agent.supervisor.client import Exit, Running
 from relight.core.clock import Clock
 from relight.core.errors import LocalFault, RelightError
+from relight.core.hosting import PREFIX, room_for
 from relight.core.ids import is_name
 from relight.core.logs import get_logger
 from relight.core.records import HostCopyReport, HostReport, HostState, HostTier, HostWanted

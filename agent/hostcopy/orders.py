@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from relight.core.errors import FieldError, InvalidInput
+from relight.core.hosting import PREFIX
 from relight.core.ids import is_name
 from relight.core.records import HostContent, Rung, RungKind, SourceRef
 
 MAX_LINE = 1 << 20
 CONTROL, PAGES = "c", "s"
 """Sockets in a copy's directory: short names, because the path of a socket is short."""
-PREFIX = "host-"
-"""Names of copies begin so: none is mistaken for an engine."""
 READABLE = frozenset({"shm", "tcp"})
 """Transports that a copy is read by; RDMA needs a registered card, which an engine has."""
 _TEXTS = ("model", "revision", "runtime", "engine_version", "device_kind")

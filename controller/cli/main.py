@@ -161,7 +161,9 @@ Replicas = Annotated[int, typer.Argument(min=0, max=10_000, help="How many repli
 Model = Annotated[str, typer.Argument(help="The model's name.")]
 Rung = Annotated[
     list[str] | None,
-    typer.Option("--rung", help="Only these rungs, in order: peer_shm, peer_rdma, peer_tcp, host_copy, disk."),
+    typer.Option(
+        "--rung", help="Only these rungs, in order: peer_shm, peer_rdma, peer_tcp, host_copy, host_shm, host_tcp, disk."
+    ),
 ]
 
 

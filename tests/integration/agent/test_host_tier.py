@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from relight.agent.hostcopy import calls
-from relight.agent.hostcopy.budget import room_for
 from relight.core.clock import SystemClock
+from relight.core.hosting import room_for
 from relight.core.records import (
     HostContent,
     HostCopyReport,

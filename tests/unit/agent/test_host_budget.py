@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relight.agent.hostcopy.budget import Claim, choose, room_for
+from relight.agent.hostcopy.budget import Claim, choose
+from relight.core.hosting import room_for
 from relight.transfer.plan import HUGE
 
 
