@@ -85,6 +85,7 @@ class Agent:
         Raises Unavailable when no supervisor can be had.
         """
         running = self._copies.take_over(self._zygotes.take_over(await self._link.open()))
+        await self._copies.begin()
         ledger = Ledger(self._backend, self._link.owner)
         own = self._config
         self._rails = await asyncio.to_thread(self._look_at_rails)

@@ -19,6 +19,7 @@ from relight.agent.hostcopy import calls
 from relight.agent.hostcopy.budget import Claim, choose
 from relight.agent.hostcopy.calls import EMPTY, Said
 from relight.agent.hostcopy.orders import CONTROL, PAGES, READABLE, Fill
+from relight.agent.hostcopy.prefetch import Prefetcher
 from relight.agent.link import SupervisorLink
 from relight.agent.supervisor.client import Exit, Running
 from relight.core.clock import Clock
@@ -66,6 +67,10 @@ class _Copy:
     asked: bool = False
     """Whether this agent asked it to read, and was not told yet how that ended."""
     misses: int = 0
+    told: bool = False
+    """Whether the controller can know of it."""
+    dropped: bool = False
+    """Whether the controller knew of it and wants it no more: one that it never heard of may be the last there is."""
 
     @property
     def bytes(self) -> int:
@@ -84,10 +89,10 @@ class HostCopies:
         """`changed` is told whenever `report` would differ."""
         self._settings, self._link, self._clock, self._changed = settings, link, clock, changed
         self._copies: dict[str, _Copy] = {}
-        self._heard = False
         self._turns = 0
         self._wake = asyncio.Event()
         self._told: HostReport | None = None
+        self._ahead = Prefetcher(self._left, changed)
 
     # ------------------------------------------------------------------ told and telling
 
@@ -105,7 +110,6 @@ class HostCopies:
         """The controller's word on what this slot keeps. What is not named goes."""
         if not self._settings.budget_bytes:
             return
-        self._heard = True
         named = {w.copy: w for w in tier.wanted if w.copy.startswith(PREFIX) and is_name(w.copy)}
         for name, wanted in named.items():
             copy = self._copies.setdefault(name, _Copy(name))
@@ -115,10 +119,11 @@ class HostCopies:
             elif copy.wanted.rungs != wanted.rungs:
                 # Somebody else to read from, or a new grant: no need to wait out a failure.
                 copy.retry_at = 0.0
-            copy.wanted = wanted
+            copy.wanted, copy.dropped = wanted, False
+        self._ahead.hear(tier.prefetch)
         for name, copy in self._copies.items():
             if name not in named:
-                copy.wanted = None
+                copy.wanted, copy.dropped = None, copy.told
         self._wake.set()
 
     def on_exit(self, exit_: Exit) -> bool:
@@ -135,13 +140,30 @@ class HostCopies:
         """As it stands; None where no memory is set aside."""
         if not self._settings.budget_bytes:
             return None
-        shown = (_shown(copy) for _, copy in sorted(self._copies.items()))
-        return HostReport(self._settings.budget_bytes, tuple(s for s in shown if s is not None))
+        shown = []
+        for _, copy in sorted(self._copies.items()):
+            if (said := _shown(copy)) is not None:
+                shown.append(said)
+                copy.told = True
+        return HostReport(self._settings.budget_bytes, tuple(shown), self._ahead.reports())
+
+    def _left(self) -> int:
+        return self._settings.budget_bytes - sum(c.bytes for c in self._copies.values())
 
     # ------------------------------------------------------------------ keeping
 
+    async def begin(self) -> None:
+        """Asks those of an earlier agent what they are: the first report has to name them."""
+        for copy in self._copies.values():
+            await self._hear_of(copy)
+
     async def keep(self) -> None:
         """Runs for ever."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._ahead.keep())
+            group.create_task(self._keep())
+
+    async def _keep(self) -> None:
         while True:
             self._wake.clear()
             await self.look()
@@ -193,18 +215,15 @@ class HostCopies:
 
     def _unfit(self) -> list[_Copy]:
         """Copies that run and shall not: unwanted, or above the budget."""
-        if not self._heard and self._settings.budget_bytes:
-            # What an earlier agent left, before anybody said what is wanted: as much as fits.
-            kept = choose((Claim(c.name, c.bytes, 0) for c in self._copies.values()), self._settings.budget_bytes).kept
-            return [c for c in self._copies.values() if c.name not in kept]
-        wanted = [c for c in self._copies.values() if c.wanted is not None]
-        choice = choose((Claim(c.name, c.bytes, c.turn) for c in wanted), self._settings.budget_bytes)
-        for copy in wanted:
+        budget = self._settings.budget_bytes
+        staying = [c for c in self._copies.values() if budget and (c.wanted is not None or not c.dropped)]
+        choice = choose((Claim(c.name, c.bytes, c.turn) for c in staying), budget)
+        for copy in staying:
             if copy.name in choice.refused:
                 copy.why, copy.retry_at = choice.refused[copy.name], 0.0
             elif copy.why and not copy.retry_at:
                 copy.why = ""
-        return [c for c in self._copies.values() if c.running and (c.wanted is None or c.name in choice.refused)]
+        return [c for c in self._copies.values() if c.running and c.name not in choice.kept]
 
     def _due(self, copy: _Copy) -> bool:
         if copy.wanted is None or not copy.wanted.rungs or (copy.why and not copy.retry_at):

@@ -22,6 +22,7 @@ from relight.core.records import (
     MemoryReading,
     Mode,
     ModelSpec,
+    PrefetchReport,
     SlotView,
 )
 from relight.core.states import State
@@ -145,6 +146,7 @@ class HostTierOut(BaseModel):
     budget_bytes: int
     bytes: int
     copies: list[HostCopyOut]
+    prefetches: list[PrefetchReport]
 
 
 class SlotOut(BaseModel):
@@ -239,7 +241,12 @@ def show_host_tier(report: HostReport | None) -> HostTierOut | None:
         )
         for c in report.copies
     ]
-    return HostTierOut(budget_bytes=report.budget_bytes, bytes=sum(c.bytes for c in copies), copies=copies)
+    return HostTierOut(
+        budget_bytes=report.budget_bytes,
+        bytes=sum(c.bytes for c in copies),
+        copies=copies,
+        prefetches=list(report.prefetches),
+    )
 
 
 def show_devices(slot: SlotView, instances: Sequence[InstanceView]) -> list[DeviceOut]:

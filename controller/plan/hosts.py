@@ -19,6 +19,7 @@ from relight.core.records import (
     HostWanted,
     ModelSpec,
     ModelView,
+    Prefetch,
     SlotView,
     Snapshot,
 )
@@ -86,8 +87,25 @@ class _Decision:
         for view, there in kept:
             if why := self._complete(view.spec, there):
                 missing[view.spec.key] = why
-        tiers = {name: HostTier(tuple(sorted(w, key=lambda c: c.copy))) for name, w in self._wanted.items()}
+        ahead = self._ahead([view for view, there in kept if not there])
+        tiers = {
+            name: HostTier(tuple(sorted(w, key=lambda c: c.copy)), tuple(ahead[name]))
+            for name, w in self._wanted.items()
+        }
         return Hosted(tiers, missing)
+
+    def _ahead(self, views: list[ModelView]) -> dict[str, list[Prefetch]]:
+        """What each slot reads ahead: checkpoints of models that nobody holds, where their engine could be started."""
+        found: dict[str, list[Prefetch]] = {name: [] for name in self._slots}
+        running = {i.model for i in self._snapshot.instances if not i.remembered}
+        wanted = {w.content.model for each in self._wanted.values() for w in each}
+        for spec in (view.spec for view in views):
+            if not spec.host_copies or spec.replicas or spec.key in running | wanted:
+                continue
+            able = [n for n, s in self._slots.items() if spec.engine in s.engines and s.devices and self._left[n] > 0]
+            for slot in sorted(able, key=lambda n: (len(found[n]), -self._left[n], n))[: spec.host_copies]:
+                found[slot].append(Prefetch(spec.key, spec.revision, spec.uri, "announced, and held by nobody"))
+        return found
 
     def _stay(self, view: ModelView) -> list[_Present]:
         spec = view.spec

@@ -23,6 +23,9 @@ from relight.core.records.assigned import (
     InstanceAssignment as InstanceAssignment,
 )
 from relight.core.records.assigned import (
+    Prefetch as Prefetch,
+)
+from relight.core.records.assigned import (
     RingNode as RingNode,
 )
 from relight.core.records.assigned import (
@@ -114,6 +117,9 @@ from relight.core.records.reported import (
 )
 from relight.core.records.reported import (
     Phase as Phase,
+)
+from relight.core.records.reported import (
+    PrefetchReport as PrefetchReport,
 )
 from relight.core.records.reported import (
     RungResult as RungResult,

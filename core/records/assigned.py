@@ -94,10 +94,21 @@ class HostWanted:
 
 
 @dataclass(frozen=True, slots=True)
+class Prefetch:
+    """A checkpoint that a slot shall read ahead into the system's page cache, because nothing else holds it."""
+
+    model: str
+    revision: str
+    uri: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class HostTier:
-    """All copies that a slot shall keep in host memory, and no other."""
+    """All copies that a slot shall keep in host memory, and no other; and what it shall read ahead."""
 
     wanted: tuple[HostWanted, ...] = ()
+    prefetch: tuple[Prefetch, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -240,11 +240,23 @@ class HostCopyReport:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefetchReport:
+    """How far a checkpoint is read into the page cache; `reason` says what stopped it, empty while nothing did."""
+
+    model: str
+    revision: str
+    bytes: int
+    total: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class HostReport:
-    """A slot's part of the host tier: copies of weights that its agent keeps in host memory."""
+    """A slot's part of the host tier: copies of weights in host memory, and what is read ahead."""
 
     budget_bytes: int
     copies: tuple[HostCopyReport, ...] = ()
+    prefetches: tuple[PrefetchReport, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

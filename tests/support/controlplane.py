@@ -35,6 +35,7 @@ from relight.core.records import (
     HostCopyReport,
     HostReport,
     HostState,
+    HostTier,
     InstanceReport,
     Mode,
     Phase,
@@ -155,6 +156,8 @@ class FakeAgent:
         self.address = "127.0.0.1:1"
         self.logs = None
         self.cache: CacheReport | None = None
+        self.tier: HostTier | None = None
+        """The last one that was heard."""
         self.budget: int | None = None
         """Of host memory; copies that are wanted are there at once."""
 
@@ -225,8 +228,9 @@ class FakeAgent:
         )
 
     def _copies(self) -> Iterator[HostCopyReport]:
-        tier = self.assignment.host_tier if self.assignment else None
-        for wanted in tier.wanted if tier else ():
+        if self.assignment is not None and self.assignment.host_tier is not None:
+            self.tier = self.assignment.host_tier
+        for wanted in self.tier.wanted if self.tier else ():
             yield HostCopyReport(wanted.copy, wanted.content, HostState.READY, "", 2 << 20, copy_offer(wanted.copy))
 
     def obey(self) -> None:

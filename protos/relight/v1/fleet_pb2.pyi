@@ -606,20 +606,52 @@ class HostTier(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     WANTED_FIELD_NUMBER: _builtins.int
+    PREFETCH_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def wanted(self) -> _containers.RepeatedCompositeFieldContainer[Global___HostWanted]: ...
+    @_builtins.property
+    def prefetch(self) -> _containers.RepeatedCompositeFieldContainer[Global___Prefetch]: ...
     def __init__(
         self,
         *,
         wanted: _abc.Iterable[Global___HostWanted] | None = ...,
+        prefetch: _abc.Iterable[Global___Prefetch] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["wanted", b"wanted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prefetch", b"prefetch", "wanted", b"wanted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HostTier: _TypeAlias = HostTier  # noqa: Y015
+
+@_typing.final
+class Prefetch(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    URI_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    revision: _builtins.str
+    uri: _builtins.str
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        revision: _builtins.str = ...,
+        uri: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "reason", b"reason", "revision", b"revision", "uri", b"uri"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Prefetch: _TypeAlias = Prefetch  # noqa: Y015
 
 @_typing.final
 class HostWanted(_message.Message):
@@ -1483,22 +1515,57 @@ class HostReport(_message.Message):
 
     BUDGET_BYTES_FIELD_NUMBER: _builtins.int
     COPIES_FIELD_NUMBER: _builtins.int
+    PREFETCHES_FIELD_NUMBER: _builtins.int
     budget_bytes: _builtins.int
     @_builtins.property
     def copies(self) -> _containers.RepeatedCompositeFieldContainer[Global___HostCopyReport]: ...
+    @_builtins.property
+    def prefetches(self) -> _containers.RepeatedCompositeFieldContainer[Global___PrefetchReport]: ...
     def __init__(
         self,
         *,
         budget_bytes: _builtins.int = ...,
         copies: _abc.Iterable[Global___HostCopyReport] | None = ...,
+        prefetches: _abc.Iterable[Global___PrefetchReport] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_bytes", b"budget_bytes", "copies", b"copies"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_bytes", b"budget_bytes", "copies", b"copies", "prefetches", b"prefetches"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HostReport: _TypeAlias = HostReport  # noqa: Y015
+
+@_typing.final
+class PrefetchReport(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    revision: _builtins.str
+    bytes: _builtins.int
+    total: _builtins.int
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        revision: _builtins.str = ...,
+        bytes: _builtins.int = ...,
+        total: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "model", b"model", "reason", b"reason", "revision", b"revision", "total", b"total"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefetchReport: _TypeAlias = PrefetchReport  # noqa: Y015
 
 @_typing.final
 class HostCopyReport(_message.Message):

@@ -103,6 +103,18 @@ async def test_the_next_agent_takes_a_copy_over_and_keeps_it_without_its_source(
     assert await copy_of(fleet, "host-a", HostState.READY, seen) == first
 
 
+async def test_a_copy_of_before_is_in_the_next_agents_first_report(make_slot, fleet, source) -> None:
+    slot = make_slot(host_tier={"budget_bytes": BUDGET})
+    await slot.up()
+    tell(slot, wanted(source))
+    await copy_of(fleet, "host-a", HostState.READY)
+    await slot.kill()
+    seen = len(fleet.reports)
+    await slot.up()
+    first = await fleet.until(lambda report: True, seen)
+    assert [(c.copy, c.state) for c in first.host_tier.copies] == [("host-a", HostState.READY)]
+
+
 async def test_a_copy_outlives_its_supervisor(make_slot, fleet, source) -> None:
     slot = make_slot(host_tier={"budget_bytes": BUDGET})
     await slot.up()

@@ -233,3 +233,29 @@ def test_a_copy_is_no_replica():
     with_copy, without = (decide(seen([slot("b", budget=ROOM, copies=c)], specs=[spec])) for c in ([copy("b")], []))
     assert with_copy == without
     assert len(planned(seen([slot("b", budget=ROOM, copies=[copy("b")])], specs=[spec])).placements) == 1
+
+
+# ---------------------------------------------------------------- what is read ahead
+
+
+def ahead(made):
+    return {name: [p.uri for p in tier.prefetch] for name, tier in made.tiers.items()}
+
+
+def test_an_announced_model_that_nobody_holds_is_read_ahead_where_its_engine_could_start():
+    announced = replace(SPEC, replicas=0)
+    slots = [slot("a", budget=ROOM), slot("b", budget=0), slot("c", budget=ROOM, devices=())]
+    assert ahead(hosted(seen(slots, specs=[announced]), {})) == {"a": ["/m"], "b": [], "c": []}
+
+
+@pytest.mark.parametrize("spec", [SPEC, replace(SPEC, replicas=0, host_copies=0)])
+def test_a_model_that_starts_anyway_or_wants_no_copy_is_not_read_ahead(spec):
+    assert ahead(hosted(seen([slot("a", budget=ROOM)], specs=[spec]), {})) == {"a": []}
+
+
+def test_nothing_is_read_ahead_of_what_an_engine_or_a_copy_holds():
+    announced = replace(SPEC, replicas=0)
+    held = [slot("a", budget=ROOM * 2, copies=[copy("a")])]
+    assert ahead(hosted(seen(held, specs=[announced]), {})) == {"a": []}
+    asleep = [instance("i-a", "a", State.DORMANT, spec=announced)]
+    assert ahead(hosted(seen([slot("a", budget=ROOM)], asleep, [announced]), {})) == {"a": []}
