@@ -18,6 +18,9 @@ SUFFIXES = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf"})
 STEP = 4 << 20
 """Bytes of one read: the most that is read after nobody wants it any more."""
 
+NEWS = 256 << 20
+"""Bytes between two reports of how far it is."""
+
 
 @dataclass(frozen=True, slots=True)
 class File:
@@ -104,8 +107,12 @@ class Prefetcher:
         def over() -> bool:
             return ended.is_set() or wanted not in self._wanted
 
+        said = 0
+
         def say(done: int) -> None:
-            if done % (STEP * 16) == 0:
+            nonlocal said
+            if done - said >= NEWS and not ended.is_set():
+                said = done
                 loop.call_soon_threadsafe(self._move, wanted, done)
 
         try:

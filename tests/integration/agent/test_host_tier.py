@@ -19,6 +19,8 @@ from relight.core.records import (
     HostState,
     HostTier,
     HostWanted,
+    Prefetch,
+    PrefetchReport,
     Rung,
     RungKind,
     SlotReport,
@@ -185,6 +187,19 @@ async def test_a_content_that_is_not_the_one_asked_for_is_refused_with_the_field
     await slot.up()
     tell(slot, wanted(source, revision="r2"))
     assert "content.revision" in (await copy_of(fleet, "host-a", HostState.FAILED)).reason
+
+
+async def test_an_announced_checkpoint_is_read_ahead_and_told(make_slot, fleet, tmp_path) -> None:
+    slot = make_slot(host_tier={"budget_bytes": BUDGET})
+    await slot.up()
+    (tmp_path / "model.safetensors").write_bytes(bytes(5_000_000))
+    slot.tier = HostTier((), (Prefetch("default/m", "r1", str(tmp_path), "a test"),))
+    slot.want()
+    whole = PrefetchReport("default/m", "r1", 5_000_000, 5_000_000)
+    await fleet.until(lambda r: r.host_tier is not None and r.host_tier.prefetches == (whole,))
+    seen = len(fleet.reports)
+    tell(slot)
+    await fleet.until(lambda r: r.host_tier is not None and not r.host_tier.prefetches, seen)
 
 
 def _children() -> list[int]:
