@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from relight.agent.cache.service import CacheSettings
 from relight.agent.devices.base import Device
+from relight.agent.hostcopy.keeper import TierSettings
 from relight.core.ids import is_name
 from relight.core.tls import TlsFiles
 from relight.protos import settings
@@ -60,6 +61,13 @@ class CompileCacheConfig(Strict):
         return value
 
 
+class HostTierConfig(Strict):
+    """Copies of weights that this slot keeps in host memory (docs/host-tier.md)."""
+
+    budget_bytes: Annotated[int, Field(ge=0, le=1 << 50)] = 0
+    """Bytes that all copies together may take; 0 keeps none."""
+
+
 class AgentConfig(Attached):
     """All settings of one agent. Relative paths are refused: the agent may be started from anywhere.
 
@@ -85,6 +93,7 @@ class AgentConfig(Attached):
     engines: dict[str, dict[str, Any]]
     """Engine name -> the driver's settings."""
     compile_cache: CompileCacheConfig = CompileCacheConfig()
+    host_tier: HostTierConfig = HostTierConfig()
     health_seconds: Annotated[float, Field(gt=0, le=60)] = 2.0
     """Between two looks at each ready engine: a hung one is found within a few of them."""
     devices_seconds: Annotated[float, Field(gt=0, le=3600)] = 15.0
@@ -122,6 +131,12 @@ class AgentConfig(Attached):
         return CacheSettings(
             own.directory or self.state_dir / "compile-cache", own.quota_bytes, own.host or self.bind_host, own.port,
             own.trusted_keys, own.archive, own.wait_seconds, own.repair_seconds,
+        )  # fmt: skip
+
+    def tier_settings(self) -> TierSettings:
+        """The section `host_tier` with what it takes from others."""
+        return TierSettings(
+            self.state_dir / "h", self.host_tier.budget_bytes, self.bind_host, self.weights_tls(), self.source_rate
         )  # fmt: skip
 
     @property

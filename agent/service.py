@@ -18,6 +18,7 @@ from relight.agent.devices.base import DeviceBackend
 from relight.agent.devices.cpu import CpuDevices
 from relight.agent.engines import registry
 from relight.agent.fleet import fleet_stream
+from relight.agent.hostcopy.keeper import HostCopies
 from relight.agent.journal import Journal
 from relight.agent.ledger import Claim, Ledger
 from relight.agent.link import SupervisorLink
@@ -31,7 +32,7 @@ from relight.core.clock import Clock
 from relight.core.errors import FieldError, InvalidInput, RelightError
 from relight.core.ids import new_id
 from relight.core.logs import get_logger
-from relight.core.records import Assignment, CacheRing, DeviceReport, SlotReport
+from relight.core.records import Assignment, CacheRing, DeviceReport, HostTier, SlotReport
 from relight.protos.relight.v1 import fleet_pb2_grpc
 
 _log = get_logger("agent")
@@ -68,6 +69,7 @@ class Agent:
             self._on_exit,
         )
         self._zygotes = Zygotes(self._drivers, config.state_dir / "zygotes", self._link, clock)
+        self._copies = HostCopies(config.tier_settings(), self._link, clock, lambda: self._fleet.changed())
         self._fleet = fleet_stream(config.controller(), clock, self._report, self._accept, self._hear)
         self._cache: CacheService | None = None
         self._devices: tuple[DeviceReport, ...] = ()
@@ -82,7 +84,8 @@ class Agent:
 
         Raises Unavailable when no supervisor can be had.
         """
-        running = self._zygotes.take_over(await self._link.open())
+        running = self._copies.take_over(self._zygotes.take_over(await self._link.open()))
+        await self._copies.begin()
         ledger = Ledger(self._backend, self._link.owner)
         own = self._config
         self._rails = await asyncio.to_thread(self._look_at_rails)
@@ -108,6 +111,7 @@ class Agent:
                 group.create_task(self._link.keep(transitions.reattached))
                 group.create_task(self._fleet.run())
                 group.create_task(self._zygotes.keep())
+                group.create_task(self._copies.keep())
                 group.create_task(self._watch_health(transitions))
                 group.create_task(self._watch_devices(transitions, ledger))
         finally:
@@ -171,12 +175,15 @@ class Agent:
             raise InvalidInput("an assignment for another slot", [wrong])
         return self._transitions is not None and self._transitions.accept(assignment, received_at)
 
-    def _hear(self, ring: CacheRing) -> None:
-        if self._cache is not None:
+    def _hear(self, ring: CacheRing | None, tier: HostTier | None) -> None:
+        if self._cache is not None and ring is not None:
             self._cache.hear(ring)
+        if tier is not None:
+            self._copies.hear(tier)
 
     def _on_exit(self, exit_: Exit) -> None:
-        if not self._zygotes.on_exit(exit_) and self._transitions is not None:
+        kept = self._zygotes.on_exit(exit_) or self._copies.on_exit(exit_)
+        if not kept and self._transitions is not None:
             self._transitions.on_exit(exit_)
 
     def _changed(self, urgent: bool) -> None:
@@ -202,6 +209,7 @@ class Agent:
             devices=self._devices,
             instances=transitions.reports() if transitions else (),
             cache=self._cache.report() if self._cache else None,
+            host_tier=self._copies.report(),
         )
 
     # ------------------------------------------------------------------ periodic looks

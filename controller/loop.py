@@ -19,6 +19,7 @@ from relight.controller.flight.recorder import Recorder
 from relight.controller.flight.timeline import Timeline
 from relight.controller.observe.fleet import Fleet
 from relight.controller.observe.gateways import Gateways
+from relight.controller.observe.hosts import Hosts
 from relight.controller.observe.ring import Rings, remembered
 from relight.controller.observe.routes import Router, route_models
 from relight.controller.observe.snapshot import Observer
@@ -71,6 +72,7 @@ class Reconciler:
         self.observer = Observer(catalog, self.fleet, self.gateways, clock)
         self.router = Router(self.observer.drains)
         self.rings = Rings()
+        self.hosts = Hosts()
         self.fleet.expect(catalog.slots)
         catalog.listen(self._stored)
 
@@ -145,6 +147,7 @@ class Reconciler:
             snapshot = self.snapshot()
         self._route(snapshot, made)
         self.rings.update(self._lease.epoch, snapshot)
+        self.hosts.update(snapshot)
         self._hooks.seen(snapshot, made.decisions)
         self._check(snapshot, made)
         await self._record(snapshot, made)

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from relight.controller.flight.timeline import Timeline, coverage
 from relight.core.invariants import NAMES
-from relight.core.records import Decision, Snapshot
+from relight.core.records import Decision, HostState, Snapshot
 from relight.core.states import State
 
 # From a wake by shared memory to a cold start of a large model.
@@ -88,6 +88,14 @@ class Metrics:
                 ("compiles", "Starts that asked for a bundle and whose engine compiled"),
             )
         }
+        self._host = {
+            name: Gauge(f"relight_host_copy_{name}", told, slot, registry=self.registry)
+            for name, told in (
+                ("bytes", "Bytes of host memory that a slot's copies of weights take"),
+                ("budget_bytes", "Bytes of host memory that a slot's copies of weights may take"),
+                ("ready", "Copies of weights in host memory that a slot serves"),
+            )
+        }
         self._cache_seen: dict[tuple[str, str], int] = {}
         self.passes = Counter("relight_reconcile_total", "Reconcile passes that ended well", registry=self.registry)
 
@@ -118,6 +126,18 @@ class Metrics:
         for (kind, healthy), count in devices.items():
             self._devices.labels(kind, str(healthy).lower()).set(count)
         self._caches(snapshot)
+        self._host_copies(snapshot)
+
+    def _host_copies(self, snapshot: Snapshot) -> None:
+        for gauge in self._host.values():
+            gauge.clear()
+        for view in snapshot.slots:
+            tier = view.host_tier
+            if tier is None or not view.alive:
+                continue
+            self._host["bytes"].labels(view.slot).set(sum(c.bytes for c in tier.copies))
+            self._host["budget_bytes"].labels(view.slot).set(tier.budget_bytes)
+            self._host["ready"].labels(view.slot).set(sum(c.state is HostState.READY for c in tier.copies))
 
     def _caches(self, snapshot: Snapshot) -> None:
         for gauge in self._cache.values():

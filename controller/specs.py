@@ -90,6 +90,7 @@ class ModelBody(_Body):
     drain: DrainBody = DrainBody()
     start_deadline_seconds: Seconds = 900.0
     wake_deadline_seconds: Seconds = 60.0
+    host_copies: Annotated[int, Field(ge=0, le=64), Whole] = 1
 
     def spec(self, namespace: str, name: str) -> ModelSpec:
         """As the shared record."""
@@ -114,4 +115,5 @@ class ModelBody(_Body):
             drain=Drain(self.drain.timeout_seconds, self.drain.on_timeout),
             start_deadline_seconds=self.start_deadline_seconds,
             wake_deadline_seconds=self.wake_deadline_seconds,
+            host_copies=self.host_copies,
         )

@@ -8,16 +8,13 @@ from relight.core.errors import LocalFault
 from relight.core.logs import get_logger
 from relight.core.records import RungKind, SourceRef
 from relight.plugin.settings import Settings
+from relight.transfer.doors import READ_DEADLINE, connector, serve
 from relight.transfer.request import Holder
 from relight.transfer.segment import Segment
 from relight.transfer.source import Source
-from relight.transfer.transports.base import Connect, Listener
+from relight.transfer.transports.base import Listener
 from relight.transfer.transports.rdma import Landing, RdmaListener, RdmaReader
-from relight.transfer.transports.shm import Pages, ShmListener, ShmReader
-from relight.transfer.transports.tcp import TcpListener, TcpReader
 
-READ_DEADLINE = 5.0
-"""Seconds that one wait for a source may last before the source counts as gone."""
 CARDS_SEPARATOR = "+"
 """Between the addresses of one member's cards."""
 _log = get_logger("plugin.doors")
@@ -36,14 +33,9 @@ class Doors:
     def open(self, source: Source) -> tuple[dict[str, str], dict[str, str]]:
         """Where `source` is read, by transport, and why one is not served. Raises LocalFault without shm or tcp."""
         own = self._settings
-        addresses, closed = dict[str, str](), dict[str, str]()
-        for always in (ShmListener(own.source_socket(self._rank)), TcpListener(own.bind_host, tls=own.tls)):
-            self._listeners.append(always)
-            try:
-                addresses[always.kind] = always.register(source)
-            except LocalFault:
-                self.close()
-                raise
+        closed = dict[str, str]()
+        always, addresses = serve(source, own.source_socket(self._rank), own.bind_host, own.tls)
+        self._listeners += always
         found = []
         for card in own.cards:
             listener = RdmaListener(card.name, card.host)
@@ -74,21 +66,15 @@ class Doors:
         if kind is RungKind.PEER_RDMA:
             return [holder for source in sources for holder in self._by_cards(source)]
         # Two sources on one host share its memory's bandwidth: the second is there for when the first dies.
-        aside = kind is RungKind.PEER_SHM
+        aside = kind.transport == RungKind.PEER_SHM.transport
         each = max(streams // (1 if aside else len(sources)), 1)
         return [
             Holder(
-                peer.instance, self._connector(kind, peer), connections=each, reserve=aside and n > 0,
-                manifest_digest=peer.manifest_digest,
+                peer.instance, connector(kind.transport, peer, self._settings.tls), connections=each,
+                reserve=aside and n > 0, manifest_digest=peer.manifest_digest,
             )
             for n, peer in enumerate(sources)
         ]  # fmt: skip
-
-    def _connector(self, kind: RungKind, peer: SourceRef) -> Connect:
-        if kind is RungKind.PEER_SHM:
-            pages = Pages()
-            return lambda: ShmReader(peer.address, peer.grant, peer.instance, READ_DEADLINE, pages)
-        return lambda: TcpReader(peer.address, peer.grant, peer.instance, READ_DEADLINE, self._settings.tls)
 
     def _by_cards(self, peer: SourceRef) -> list[Holder]:
         """A holder for each pair of cards: one that fails leaves its chunks to the others."""

@@ -134,7 +134,7 @@ def through_zero(machine: Machine, load: Load) -> dict[str, Any]:
         seconds = time.perf_counter() - begun
         instance = answer.headers["x-relight-instance"]
     timeline = machine.timeline(instance, "first_token")
-    rung = next(SHORT[r["kind"]] for r in timeline["rungs"] if r["ok"])
+    rung = next(SHORT.get(r["kind"], r["kind"]) for r in timeline["rungs"] if r["ok"])
     say(f"    from zero: {seconds:.3f} s by {rung}: {timeline['rungs'][-1]['reason']}")
     back_to_one(machine)
     with load:

@@ -21,6 +21,7 @@ from relight.controller.api.schemas import (
     paginate,
     show_cache,
     show_devices,
+    show_host_tier,
     show_instance,
 )
 from relight.core.errors import NotFound, Unavailable
@@ -135,6 +136,7 @@ def _show_slot(parts: Parts, slot: SlotView) -> SlotOut:
         assigned_revision=stored.record.revision if stored else 0,
         acknowledged_revision=seen.report.revision if seen else 0,
         cache=show_cache(slot.cache),
+        host_tier=show_host_tier(slot.host_tier),
     )
 
 

@@ -16,10 +16,13 @@ from relight.core.records import (
     Desired,
     DeviceHolder,
     Failure,
+    HostReport,
+    HostState,
     InstanceView,
     MemoryReading,
     Mode,
     ModelSpec,
+    PrefetchReport,
     SlotView,
 )
 from relight.core.states import State
@@ -125,6 +128,27 @@ class CacheNodeOut(BaseModel):
     compiles: int
 
 
+class HostCopyOut(BaseModel):
+    """A copy of weights in a slot's host memory: no replica, but a source of starts and wakes."""
+
+    id: str
+    model: str
+    revision: str
+    state: HostState
+    reason: str
+    bytes: int
+    transports: list[str]
+
+
+class HostTierOut(BaseModel):
+    """A slot's part of the host tier."""
+
+    budget_bytes: int
+    bytes: int
+    copies: list[HostCopyOut]
+    prefetches: list[PrefetchReport]
+
+
 class SlotOut(BaseModel):
     """A slot: a named set of devices with one agent."""
 
@@ -141,6 +165,7 @@ class SlotOut(BaseModel):
     assigned_revision: int
     acknowledged_revision: int
     cache: CacheNodeOut | None
+    host_tier: HostTierOut | None
 
 
 class DeviceOut(BaseModel):
@@ -198,6 +223,30 @@ def show_cache(report: CacheReport | None) -> CacheNodeOut | None:
     if report is None:
         return None
     return CacheNodeOut(**{name: getattr(report, name) for name in CacheNodeOut.model_fields})
+
+
+def show_host_tier(report: HostReport | None) -> HostTierOut | None:
+    """Without the keys that grants are signed with, and without addresses."""
+    if report is None:
+        return None
+    copies = [
+        HostCopyOut(
+            id=c.copy,
+            model=c.content.model,
+            revision=c.content.revision,
+            state=c.state,
+            reason=c.reason,
+            bytes=c.bytes,
+            transports=sorted(c.source.addresses) if c.source else [],
+        )
+        for c in report.copies
+    ]
+    return HostTierOut(
+        budget_bytes=report.budget_bytes,
+        bytes=sum(c.bytes for c in copies),
+        copies=copies,
+        prefetches=list(report.prefetches),
+    )
 
 
 def show_devices(slot: SlotView, instances: Sequence[InstanceView]) -> list[DeviceOut]:

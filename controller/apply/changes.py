@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from relight.controller.flight.timeline import Expectation
 from relight.controller.plan.fleet import due
-from relight.controller.plan.sources import source_for
+from relight.controller.plan.sources import copies_of, source_for
 from relight.controller.state.base import ABSENT, Write
 from relight.controller.state.catalog import Activity, Catalog, StoredFailure, drop, put
 from relight.core.clock import Clock
@@ -78,6 +78,7 @@ class _Builder:
             slot: {(i.instance, i.rank): i for i in stored.record.instances}
             for slot, stored in catalog.assignments.items()
         }
+        self._copies = {c.report.copy: c for c in copies_of(snapshot)}
         self._operations: dict[str, Operation] = {}
         self._changes = Changes()
 
@@ -159,11 +160,16 @@ class _Builder:
         self, kind: RungKind, instance: str, rank: int, receiver: str, lifetime_seconds: float
     ) -> SourceRef | None:  # fmt: skip
         """The reference to one member of a source, with a grant; None when it offers nothing (any more)."""
-        member = _member(self._views.get(instance), rank)
-        if member is None or member.report is None or member.report.source is None:
-            return None
-        reference = source_for(kind, member, instance)
-        key = member.report.source.grant_key
+        if kind.from_host_tier:
+            copy = self._copies.get(instance)
+            if copy is None or rank:
+                return None
+            reference, key = copy.reference(kind), copy.offer.grant_key
+        else:
+            member = _member(self._views.get(instance), rank)
+            if member is None or member.report is None or member.report.source is None:
+                return None
+            reference, key = source_for(kind, member, instance), member.report.source.grant_key
         claims = Claims(
             source_instance=reference.instance,
             generation=reference.generation,

@@ -57,6 +57,8 @@ class NodeEntry(_Strict):
     """RDMA cards that weights travel by between hosts: all that the kernel shows, none, or these."""
     source_rate: Size | None = None
     """Bytes per second that receivers together may read from one engine of this node; without it, all that goes."""
+    host_memory: Size | None = None
+    """Memory that copies of weights may take on this node, beside its devices' (docs/host-tier.md); none without it."""
 
     @model_validator(mode="after")
     def _named(self) -> NodeEntry:

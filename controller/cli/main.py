@@ -88,8 +88,11 @@ def status(state: State = None, server: Server = None, output: Shown = Output.TA
     if running:
         render.emit(running, "table", [("COMPONENT", "component"), ("PID", "pid"), ("ALIVE", "alive")])
     render.emit(
-        whole["slots"], "table", [("SLOT", "name"), ("ALIVE", "alive"), ("DEVICES", "devices"), ("ENGINES", "engines")]
-    )
+        whole["slots"], "table", [
+            ("SLOT", "name"), ("ALIVE", "alive"), ("DEVICES", "devices"), ("ENGINES", "engines"),
+            ("HOST COPIES (BYTES)", "host_tier.bytes"),
+        ],
+    )  # fmt: skip
     render.emit(whole["models"], "table", MODEL_COLUMNS)
     if whole["operations"]:
         render.emit(whole["operations"], "table", OPERATION_COLUMNS)
@@ -158,7 +161,9 @@ Replicas = Annotated[int, typer.Argument(min=0, max=10_000, help="How many repli
 Model = Annotated[str, typer.Argument(help="The model's name.")]
 Rung = Annotated[
     list[str] | None,
-    typer.Option("--rung", help="Only these rungs, in order: peer_shm, peer_rdma, peer_tcp, host_copy, disk."),
+    typer.Option(
+        "--rung", help="Only these rungs, in order: peer_shm, peer_rdma, peer_tcp, host_copy, host_shm, host_tcp, disk."
+    ),
 ]
 
 

@@ -159,6 +159,7 @@ def _agent(
             "archive": config.compile_cache.archive,
             "trusted_keys": list(config.compile_cache.trusted_keys),
         },
+        "host_tier": {"budget_bytes": node.host_memory or 0},
         "devices": [{"id": d.id, "cores": list(d.cores), "memory_bytes": d.memory} for d in node.devices],
         "engines": {name: engine.model_dump() for name, engine in config.engines.items()},
         "log_level": config.log_level,

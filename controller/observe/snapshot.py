@@ -102,7 +102,7 @@ class Observer:
         report = seen.report
         return SlotView(
             name, alive, report.boot_id, report.force_tcp, report.engines, report.devices, report.transports,
-            report.cache, remembered(report.cache, before),
+            report.cache, remembered(report.cache, before), report.host_tier,
         )  # fmt: skip
 
     def _instances(self, assignments: Mapping[str, Assignment], now: float) -> Iterable[InstanceView]:

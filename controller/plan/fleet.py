@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from relight.core.fingerprint import digest
 from relight.core.records import Desired, DeviceReport, InstanceView, ModelSpec, SlotView, Snapshot
 from relight.core.states import State
 
@@ -38,6 +39,12 @@ def first_difference(ours: ModelSpec, theirs: ModelSpec) -> str:
         names = sorted(k for k in {*ours.env, *theirs.env} if ours.env.get(k) != theirs.env.get(k))
         return f"env: {', '.join(names)} differ"
     return ""
+
+
+def runtime_digest(spec: ModelSpec) -> str:
+    """Names all that `first_difference` compares, without telling it."""
+    fields = {name: repr(getattr(spec, name)) for name in ("engine", "args", "members", "devices_per_member")}
+    return digest({**fields, "env": repr(sorted(spec.env.items()))})
 
 
 def same_runtime(ours: ModelSpec, theirs: ModelSpec) -> bool:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from relight.controller.plan.fleet import first_difference
+from relight.controller.plan.fleet import first_difference, runtime_digest
 from relight.core.fingerprint import digest
 from relight.core.records import (
     Desired,
     DeviceReport,
+    HostContent,
+    HostCopyReport,
+    HostState,
     InstanceView,
     MemberView,
     Mode,
@@ -36,6 +39,40 @@ class Ladder:
     weight_bytes: int
 
 
+COPIED_BY = (RungKind.PEER_SHM, RungKind.HOST_SHM, RungKind.PEER_TCP, RungKind.HOST_TCP)
+"""By which a copy of the host tier is made, fastest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostCopy:
+    """A copy of the host tier that can be read."""
+
+    slot: SlotView
+    report: HostCopyReport
+    offer: SourceOffer
+
+    def reference(self, kind: RungKind) -> SourceRef:
+        """Still without a grant."""
+        return _reference(kind, self.offer, self.slot.slot, self.report.copy)
+
+    def rung(self, kind: RungKind) -> Rung:
+        """The rung that reads it."""
+        where = "on the same host" if kind is RungKind.HOST_SHM else f"of slot {self.slot.slot}"
+        return Rung(kind, f"{self.report.copy} is a copy in the memory {where}", self.reference(kind))
+
+
+def copies_of(snapshot: Snapshot) -> list[HostCopy]:
+    """The copies of living slots that can be read, in the order of their names."""
+    found = [
+        HostCopy(slot, copy, copy.source)
+        for slot in snapshot.slots
+        if slot.alive and slot.host_tier is not None
+        for copy in slot.host_tier.copies
+        if copy.state is HostState.READY and copy.source is not None
+    ]
+    return sorted(found, key=lambda c: c.report.copy)
+
+
 class Sources:
     """The readable replicas of a snapshot; remembers how many readers this plan gave to each."""
 
@@ -51,6 +88,7 @@ class Sources:
             and i.members
             and all(m.slot in self._slots and m.report and m.report.source for m in i.members)
         ]
+        self._copies = copies_of(snapshot)
         self._readers: dict[str, int] = {}
 
     def ladder(self, spec: ModelSpec, receiver: InstanceView, allowed: Sequence[RungKind]) -> Ladder:
@@ -97,6 +135,12 @@ class Sources:
                     refused.append(f"{kind}: {no_copy}")
                 else:
                     rungs.append(Rung(kind, "it sleeps at level 1: its weights are in host memory"))
+            elif kind.from_host_tier:
+                found, why = self._copied(kind, spec, receiver)
+                if found:
+                    rungs.append(_together(found[:SOURCES_PER_RUNG]))
+                else:
+                    refused.append(f"{kind}: {why}")
             else:
                 reached = [(s, self._closed(kind, receiver, s)) for s in fitting]
                 found = [self._peer(kind, receiver, s) for s, why in reached if not why]
@@ -105,8 +149,76 @@ class Sources:
                 else:
                     whys = dict.fromkeys(why for _, why in reached)
                     refused.append(f"{kind}: {'; '.join(whys) or 'no ready source'}")
-        size = max((_offer(s.members[0]).weight_bytes for s in fitting), default=0)
+        sizes = [_offer(s.members[0]).weight_bytes for s in fitting]
+        sizes += [c.offer.weight_bytes for c in self._copies if not _other_copy(c, spec, receiver, self._slots)]
+        size = max(sizes, default=0)
         return Ladder(tuple(rungs), tuple(refused), size)
+
+    def for_copy(self, spec: ModelSpec, slot: str, copy: str) -> tuple[tuple[Rung, ...], HostContent | None, int]:
+        """The rungs by which `slot` can make a copy for `spec`, what it will be of, and how large the weights are.
+
+        All sources of it have one layout; nothing is read from an engine of several members or devices.
+        """
+        receiver = InstanceView(
+            copy, spec.key, spec, (MemberView(slot, 0, (), None),), Desired.DORMANT, State.NONE, 2, "", Mode.NORMAL
+        )
+        ready = [
+            s
+            for s in self._ready
+            if s.model == spec.key and not (_mismatch(spec, receiver, s) or first_difference(spec, s.spec))
+        ]
+        copies = [c for c in self._copies if c.report.copy != copy and not _other_content(c, spec)]
+        layouts = [_offer(s.members[0]).layout_digest for s in ready] + [c.offer.layout_digest for c in copies]
+        if not layouts:
+            return (), None, 0
+        ready = [s for s in ready if _offer(s.members[0]).layout_digest == layouts[0]]
+        copies = [c for c in copies if c.offer.layout_digest == layouts[0]]
+        rungs = []
+        for kind in COPIED_BY:
+            if kind.from_host_tier:
+                found = [c.rung(kind) for c in copies if not self._unreachable(kind, receiver, c)]
+            else:
+                found = [self._peer(kind, receiver, s) for s in ready if not self._closed(kind, receiver, s)]
+            if found:
+                rungs.append(replace(_together(found[:SOURCES_PER_RUNG]), instead_of=""))
+        if ready:
+            there = self._slots[ready[0].members[0].slot]
+            device = next((d.kind for d in there.devices if d.id in ready[0].members[0].devices), "")
+            content = HostContent(
+                spec.key, spec.revision, runtime_digest(spec), there.engines.get(spec.engine, ""), device
+            )
+            return tuple(rungs), content, _offer(ready[0].members[0]).weight_bytes
+        return tuple(rungs), copies[0].report.content, copies[0].offer.weight_bytes
+
+    def layouts(self, spec: ModelSpec) -> frozenset[str]:
+        """The layouts in which ready engines hold what `spec` asks for; empty while nobody says."""
+        return frozenset(
+            layout
+            for s in self._ready
+            if s.model == spec.key and s.spec.revision == spec.revision and not first_difference(spec, s.spec)
+            if (layout := _offer(s.members[0]).layout_digest)
+        )
+
+    def _copied(self, kind: RungKind, spec: ModelSpec, receiver: InstanceView) -> tuple[list[Rung], str]:
+        """Copies of the host tier that `receiver` can read by `kind`, or why there is none."""
+        found, whys = [], dict[str, None]()
+        for copy in sorted(self._copies, key=lambda c: (self._readers.get(c.report.copy, 0), c.report.copy)):
+            if copy.report.content.model != spec.key:
+                continue
+            why = _other_copy(copy, spec, receiver, self._slots) or self._unreachable(kind, receiver, copy)
+            if why:
+                whys[f"{copy.report.copy}: {why}"] = None
+            else:
+                found.append(copy.rung(kind))
+        return found, "; ".join(whys) or "no slot keeps a copy of it"
+
+    def _unreachable(self, kind: RungKind, receiver: InstanceView, copy: HostCopy) -> str:
+        here = self._slots.get(receiver.members[0].slot)
+        if here is None:
+            return "the receiver's slot is not known any more"
+        if kind is RungKind.HOST_SHM and not _one_host(here, copy.slot):
+            return "it is on another host"
+        return "" if kind.transport in copy.offer.addresses else f"it does not serve {kind.transport}"
 
     def note_reader(self, rungs: Sequence[Rung]) -> None:
         """Counts one more reader for the source of the first rung."""
@@ -202,15 +314,54 @@ def _offer(member: MemberView) -> SourceOffer:
 
 def source_for(kind: RungKind, member: MemberView, instance: str) -> SourceRef:
     """The reference, still without a grant, to one member of a source that offers its weights."""
-    offer = _offer(member)
+    return _reference(kind, _offer(member), member.slot, instance)
+
+
+def _reference(kind: RungKind, offer: SourceOffer, slot: str, instance: str) -> SourceRef:
     return SourceRef(
         instance=instance,
-        slot=member.slot,
+        slot=slot,
         generation=offer.generation,
         manifest_digest=offer.manifest_digest,
         content_digest=offer.content_digest,
         address=offer.addresses[kind.transport],
     )
+
+
+def _other_content(copy: HostCopy, spec: ModelSpec) -> str:
+    """Why a copy holds something else than `spec` asks for; empty when it does not."""
+    content = copy.report.content
+    if content.model != spec.key:
+        return f"it is of {content.model}"
+    if content.revision != spec.revision:
+        return f"content.revision: {spec.revision!r} is asked for, {content.revision!r} there"
+    if content.runtime != runtime_digest(spec):
+        return "it was made of an engine with other arguments, environment or number of devices"
+    return ""
+
+
+def _other_copy(copy: HostCopy, spec: ModelSpec, receiver: InstanceView, slots: Mapping[str, SlotView]) -> str:
+    """Why a copy does not fit `receiver`; empty when it does, as far as can be said."""
+    if copy.report.content.model != spec.key or copy.report.content.revision != spec.revision:
+        return _other_content(copy, spec)
+    if len(receiver.members) != 1:
+        return f"members: {len(receiver.members)} here, a copy is of one"
+    member, content = receiver.members[0], copy.report.content
+    known = member.report.fingerprint if member.report else None
+    if known is not None and known.layout:
+        ours = digest(known.layout)
+        theirs = copy.offer.layout_digest
+        return "" if ours == theirs else f"layout digest: {ours} here, {theirs} there"
+    if why := _other_content(copy, spec):
+        return why
+    here = slots.get(member.slot)
+    version = here.engines.get(spec.engine, "") if here else ""
+    if version != content.engine_version:
+        return f"layout.engine: {spec.engine} {version!r} here, {content.engine_version!r} there"
+    kinds = [d.kind for d in here.devices if d.id in member.devices] if here else []
+    if kinds != [content.device_kind]:
+        return f"layout.device: {'+'.join(kinds)} here, {content.device_kind} there"
+    return ""
 
 
 def _mismatch(spec: ModelSpec, receiver: InstanceView, source: InstanceView) -> str:

@@ -12,15 +12,17 @@ import grpc
 
 from relight.controller.apply.changes import epoch_of
 from relight.controller.loop import Reconciler
+from relight.controller.observe import hosts
 from relight.controller.observe.ring import period, renewed_in, told
 from relight.controller.rpc.guard import authorize, refuse
 from relight.controller.state.catalog import Catalog
 from relight.core.auth import Role, Tokens
 from relight.core.clock import Clock
 from relight.core.errors import FieldError, InvalidInput
+from relight.core.hosting import PREFIX
 from relight.core.ids import is_name
 from relight.core.logs import get_logger
-from relight.core.records import Assignment, CacheReport, CacheRing, SlotReport
+from relight.core.records import Assignment, CacheReport, CacheRing, HostReport, HostTier, SlotReport
 from relight.core.states import State
 from relight.protos.convert import from_proto, to_proto
 from relight.protos.relight.v1 import fleet_pb2, fleet_pb2_grpc
@@ -37,9 +39,10 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         self._reconciler, self._catalog, self._tokens, self._clock = reconciler, catalog, tokens, clock
         self._streams: dict[str, set[asyncio.Event]] = {}
         catalog.listen(self._stored)
-        reconciler.rings.listen(self._ring_changed)
+        reconciler.rings.listen(self._poke_all)
+        reconciler.hosts.listen(self._poke_all)
 
-    def _ring_changed(self) -> None:
+    def _poke_all(self) -> None:
         for slot in self._streams:
             self._poke(slot)
 
@@ -76,6 +79,7 @@ class _Stream:
         self._event = asyncio.Event()
         self._context = context
         self._told: tuple[tuple[int, int], CacheRing] | None = None
+        self._told_tier: tuple[tuple[int, int], HostTier | None] | None = None
         self._reader = asyncio.create_task(self._read(reports))
         self._reader.add_done_callback(lambda _: self._event.set())
 
@@ -93,9 +97,9 @@ class _Stream:
     async def assignments(self) -> AsyncIterator[Assignment]:
         """Each assignment that the agent should have and was not sent on this stream; ends with the stream.
 
-        The ring travels with it, and sends it again when it is another one or its grants are due.
+        Ring and host tier travel with it, and send it again when they are others or their grants are due.
         """
-        sent: tuple[int, int, CacheRing | None] = (-1, -1, None)
+        sent: tuple[int, int, CacheRing | None, HostTier | None] = (-1, -1, None, None)
         while True:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._event.wait(), renewed_in(self._service._clock.now()) + 1.0)
@@ -111,11 +115,20 @@ class _Stream:
             assignment = self._wanted(seen.report)
             if assignment is None:
                 continue
-            ring = self._ring()
-            newest = (assignment.epoch, assignment.revision, ring)
+            ring, tier = self._ring(), self._tier()
+            newest = (assignment.epoch, assignment.revision, ring, tier)
             if newest != sent:
                 sent = newest
-                yield replace(assignment, ring=ring)
+                yield replace(assignment, ring=ring, host_tier=tier)
+
+    def _tier(self) -> HostTier | None:
+        present, now = self._service._reconciler.hosts.present, self._service._clock.now()
+        if present is None:
+            return None
+        made_for = (present.revision, period(now))
+        if self._told_tier is None or self._told_tier[0] != made_for:
+            self._told_tier = made_for, hosts.told(present, self._slot, now)
+        return self._told_tier[1]
 
     def _ring(self) -> CacheRing | None:
         members, now = self._service._reconciler.rings.present, self._service._clock.now()
@@ -163,7 +176,7 @@ def _check(report: SlotReport, slot: str) -> None:
             wrong.append(FieldError(f"instances.{n}.instance", "an instance id", repr(instance.instance)[:80]))
         if not 0 <= instance.rank < max(1, instance.members):
             wrong.append(FieldError(f"instances.{n}.rank", f"0 to {instance.members - 1}", str(instance.rank)))
-    wrong += _check_cache(report.cache)
+    wrong += _check_cache(report.cache) + _check_host_tier(report.host_tier)
     if wrong:
         raise InvalidInput("not a valid SlotReport", wrong)
 
@@ -183,4 +196,22 @@ def _check_cache(cache: CacheReport | None) -> list[FieldError]:
         wrong.append(FieldError("cache.signer", "64 hexadecimal digits", repr(cache.signer)[:80]))
     if not _KEY.fullmatch(cache.grant_key):
         wrong.append(FieldError("cache.grant_key", "64 hexadecimal digits", "something else"))
+    return wrong
+
+
+def _check_host_tier(tier: HostReport | None) -> list[FieldError]:
+    """A copy that took an engine's name would be read in its stead."""
+    if tier is None:
+        return []
+    wrong = []
+    if tier.budget_bytes < 0:
+        wrong.append(FieldError("host_tier.budget_bytes", "at least 0", str(tier.budget_bytes)))
+    for n, copy in enumerate(tier.copies):
+        where = f"host_tier.copies.{n}"
+        if not copy.copy.startswith(PREFIX) or not is_name(copy.copy):
+            wrong.append(FieldError(f"{where}.copy", f"a name of {PREFIX}...", repr(copy.copy)[:80]))
+        if copy.bytes < 0:
+            wrong.append(FieldError(f"{where}.bytes", "at least 0", str(copy.bytes)))
+        if copy.source is not None and not _KEY.fullmatch(copy.source.grant_key):
+            wrong.append(FieldError(f"{where}.source.grant_key", "64 hexadecimal digits", "something else"))
     return wrong

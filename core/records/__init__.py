@@ -14,7 +14,16 @@ from relight.core.records.assigned import (
     CacheRing as CacheRing,
 )
 from relight.core.records.assigned import (
+    HostTier as HostTier,
+)
+from relight.core.records.assigned import (
+    HostWanted as HostWanted,
+)
+from relight.core.records.assigned import (
     InstanceAssignment as InstanceAssignment,
+)
+from relight.core.records.assigned import (
+    Prefetch as Prefetch,
 )
 from relight.core.records.assigned import (
     RingNode as RingNode,
@@ -89,6 +98,18 @@ from relight.core.records.reported import (
     Failure as Failure,
 )
 from relight.core.records.reported import (
+    HostContent as HostContent,
+)
+from relight.core.records.reported import (
+    HostCopyReport as HostCopyReport,
+)
+from relight.core.records.reported import (
+    HostReport as HostReport,
+)
+from relight.core.records.reported import (
+    HostState as HostState,
+)
+from relight.core.records.reported import (
     InstanceReport as InstanceReport,
 )
 from relight.core.records.reported import (
@@ -96,6 +117,9 @@ from relight.core.records.reported import (
 )
 from relight.core.records.reported import (
     Phase as Phase,
+)
+from relight.core.records.reported import (
+    PrefetchReport as PrefetchReport,
 )
 from relight.core.records.reported import (
     RungResult as RungResult,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from relight.core.records.reported import HostContent
 from relight.core.records.wanted import Desired, Mode, ModelSpec, RungKind
 
 
@@ -78,10 +79,44 @@ class CacheRing:
 
 
 @dataclass(frozen=True, slots=True)
+class HostWanted:
+    """One copy of weights that a slot shall keep in host memory: what it is, whom to read it from, and why here.
+
+    Without rungs it is kept if it is there, and cannot be made.
+    """
+
+    copy: str
+    content: HostContent
+    bytes: int
+    """Of the weights, as their source says; what they take in memory is a little more."""
+    rungs: tuple[Rung, ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetch:
+    """A checkpoint that a slot shall read ahead into the system's page cache, because nothing else holds it."""
+
+    model: str
+    revision: str
+    uri: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HostTier:
+    """All copies that a slot shall keep in host memory, and no other; and what it shall read ahead."""
+
+    wanted: tuple[HostWanted, ...] = ()
+    prefetch: tuple[Prefetch, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Assignment:
     """All that one slot should run. Revision decides (higher replaces), epoch fences (lower is refused).
 
-    `ring` travels along and is no part of what the revision names: it is heard whenever the epoch is not fenced.
+    `ring` and `host_tier` travel along and are no part of what the revision names: they are heard whenever the epoch is
+    not fenced.
     """
 
     slot: str
@@ -90,3 +125,5 @@ class Assignment:
     instances: tuple[InstanceAssignment, ...] = ()
     ring: CacheRing | None = None
     """None while the controller does not know the fleet: then the last one heard stands."""
+    host_tier: HostTier | None = None
+    """None likewise."""

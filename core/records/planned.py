@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from relight.core.records.assigned import Rung
-from relight.core.records.reported import CacheReport, DeviceReport, Failure, InstanceReport, Phase
+from relight.core.records.reported import CacheReport, DeviceReport, Failure, HostReport, InstanceReport, Phase
 from relight.core.records.wanted import Desired, Mode, ModelSpec, RungKind
 from relight.core.states import State
 
@@ -38,6 +38,8 @@ class SlotView:
     """As its agent reports it (SlotReport)."""
     signers: tuple[str, ...] = ()
     """Public keys by which this slot seals bundles, or once did; the newest first."""
+    host_tier: HostReport | None = None
+    """As its agent reports it (SlotReport)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from relight.core.fingerprint import Fingerprint
 from relight.core.records.wanted import Mode, RungKind
@@ -205,6 +206,59 @@ class CacheReport:
     grant_key: str = field(default="", repr=False)
 
 
+class HostState(StrEnum):
+    """A copy of the host tier is read from a source, then it is one; or neither, with a reason."""
+
+    FILLING = "filling"
+    READY = "ready"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class HostContent:
+    """What a copy is of, and for which engines it fits as far as can be said before they have a fingerprint."""
+
+    model: str
+    revision: str
+    runtime: str
+    """Names engine, arguments, environment, members and devices per member, as the planner does."""
+    engine_version: str
+    """Of the engine whose memory it is a copy of."""
+    device_kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostCopyReport:
+    """One copy as its process says: `bytes` are of host memory; with a `source` it can be read."""
+
+    copy: str
+    content: HostContent
+    state: HostState
+    reason: str = ""
+    bytes: int = 0
+    source: SourceOffer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchReport:
+    """How far a checkpoint is read into the page cache; `reason` says what stopped it, empty while nothing did."""
+
+    model: str
+    revision: str
+    bytes: int
+    total: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HostReport:
+    """A slot's part of the host tier: copies of weights in host memory, and what is read ahead."""
+
+    budget_bytes: int
+    copies: tuple[HostCopyReport, ...] = ()
+    prefetches: tuple[PrefetchReport, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class SlotReport:
     """Everything one agent knows, sent whole: repeats and reordering do no harm (`sequence` decides)."""
@@ -230,3 +284,5 @@ class SlotReport:
     instances: tuple[InstanceReport, ...] = ()
     cache: CacheReport | None = None
     """None where no cache node runs."""
+    host_tier: HostReport | None = None
+    """None where no memory is set aside for it."""

@@ -29,12 +29,21 @@ class RungKind(StrEnum):
     PEER_RDMA = "peer_rdma"
     PEER_TCP = "peer_tcp"
     HOST_COPY = "host_copy"
+    """The engine's own, kept by its sleep at level 1."""
+    HOST_SHM = "host_shm"
+    """A copy of the host tier, on the same host."""
+    HOST_TCP = "host_tcp"
     DISK = "disk"
 
     @property
     def transport(self) -> str:
-        """The transport that reads a peer by this rung; empty for those that read none."""
-        return self.value.removeprefix("peer_") if self.value.startswith("peer_") else ""
+        """The transport that reads another process by this rung; empty for those that read none."""
+        return "" if self in (RungKind.HOST_COPY, RungKind.DISK) else self.value.partition("_")[2]
+
+    @property
+    def from_host_tier(self) -> bool:
+        """Whether a copy in host memory is read, and no engine."""
+        return self in (RungKind.HOST_SHM, RungKind.HOST_TCP)
 
 
 class Desired(StrEnum):
@@ -109,6 +118,8 @@ class ModelSpec:
     drain: Drain = field(default_factory=Drain)
     start_deadline_seconds: float = 900.0
     wake_deadline_seconds: float = 60.0
+    host_copies: int = 1
+    """Copies of the content that slots with a budget keep in host memory (docs/host-tier.md)."""
 
     @property
     def key(self) -> str:

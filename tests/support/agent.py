@@ -23,6 +23,7 @@ from relight.core.records import (
     Assignment,
     CacheRing,
     Desired,
+    HostTier,
     InstanceAssignment,
     InstanceReport,
     ModelSpec,
@@ -109,6 +110,7 @@ class Slot:
     epoch: int = 1
     wanted: dict[str, InstanceAssignment] = field(default_factory=dict)
     ring: CacheRing | None = None
+    tier: HostTier | None = None
     process: asyncio.subprocess.Process | None = None
     address: str = ""
 
@@ -144,7 +146,7 @@ class Slot:
         """Sends a newer assignment that names exactly these."""
         self.revision += 1
         self.wanted = {i.instance: i for i in instances}
-        assignment = Assignment(self.config["slot"], self.epoch, self.revision, instances, self.ring)
+        assignment = Assignment(self.config["slot"], self.epoch, self.revision, instances, self.ring, self.tier)
         self.fleet.keep(assignment)
         return assignment
 

@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -18,7 +19,7 @@ from relight.controller.config import ControllerConfig
 from relight.controller.runtime import Controller
 from relight.core.auth import hash_token
 from relight.core.clock import SystemClock
-from relight.core.fingerprint import Fingerprint
+from relight.core.fingerprint import Fingerprint, digest
 from relight.core.records import (
     Assignment,
     CacheAnswer,
@@ -31,6 +32,10 @@ from relight.core.records import (
     GatewayInstance,
     GatewayModel,
     GatewayReport,
+    HostCopyReport,
+    HostReport,
+    HostState,
+    HostTier,
     InstanceReport,
     Mode,
     Phase,
@@ -76,6 +81,11 @@ def model(name="m", **changes) -> dict:
 def _offer(name: str) -> SourceOffer:
     addresses = {"shm": f"unix:/{name}", "tcp": "tcp:h:1"}
     return SourceOffer(1, "digest", "content", "", addresses, 1 << 20, grant_key="ab" * 32)
+
+
+def copy_offer(name: str) -> SourceOffer:
+    addresses = {"shm": f"unix:/{name}", "tcp": "tcp:h:2"}
+    return SourceOffer(1, "digest", "content", digest({"dtype": "bf16"}), addresses, 1 << 20, grant_key="cd" * 32)
 
 
 class Running:
@@ -146,6 +156,10 @@ class FakeAgent:
         self.address = "127.0.0.1:1"
         self.logs = None
         self.cache: CacheReport | None = None
+        self.tier: HostTier | None = None
+        """The last one that was heard."""
+        self.budget: int | None = None
+        """Of host memory; copies that are wanted are there at once."""
 
     async def serve_logs(self) -> None:
         self.logs = grpc.aio.server()
@@ -210,7 +224,14 @@ class FakeAgent:
             devices=self.devices,
             instances=tuple(self.instances.values()),
             cache=self.cache,
+            host_tier=None if self.budget is None else HostReport(self.budget, tuple(self._copies())),
         )
+
+    def _copies(self) -> Iterator[HostCopyReport]:
+        if self.assignment is not None and self.assignment.host_tier is not None:
+            self.tier = self.assignment.host_tier
+        for wanted in self.tier.wanted if self.tier else ():
+            yield HostCopyReport(wanted.copy, wanted.content, HostState.READY, "", 2 << 20, copy_offer(wanted.copy))
 
     def obey(self) -> None:
         """Moves every instance to where the assignment wants it, unless its state is on hold."""

@@ -47,8 +47,11 @@ class Live:
     """A running machine: two nodes with a device each, or one for each core, and one model."""
 
     def __init__(
-        self, directory: Path, model: dict[str, Any], *, both_cores: bool = False, data_tls: bool = False
+        self, directory: Path, model: dict[str, Any], *, both_cores: bool = False, data_tls: bool = False,
+        host_memory: str = "",
     ) -> None:  # fmt: skip
+        """`host_memory` is what each node may keep copies in; none when empty."""
+        self._node = {"host_memory": host_memory} if host_memory else {}
         self.directory, self.model, self._both_cores, self._data_tls = directory, model, both_cores, data_tls
         self.state = directory / "state"
         self.env = {**os.environ, "RELIGHT_STATE": str(self.state)}
@@ -63,6 +66,7 @@ class Live:
             "nodes": [
                 {
                     "name": f"node-{n}",
+                    **self._node,
                     "devices": [
                         {"id": f"cpu{core}", "cores": [core], "memory": "5GiB"}
                         for core in ((0, 1) if self._both_cores else (i,))

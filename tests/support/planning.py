@@ -6,6 +6,7 @@ from relight.core.records import (
     DeviceReport,
     Endpoint,
     Guardians,
+    HostReport,
     InstanceReport,
     InstanceView,
     MemberView,
@@ -20,8 +21,9 @@ SPEC = ModelSpec("default", "m", "/m", "r1", "stub", replicas=2, guardians=Guard
 DEVICE = DeviceReport("d0", "cpu", "d0", 1 << 30, 0)
 
 
-def slot(name, boot="boot", force_tcp=False, devices=(DEVICE,), transports=None):
-    return SlotView(name, True, boot, force_tcp, {"stub": "1"}, devices, transports or {})
+def slot(name, boot="boot", force_tcp=False, devices=(DEVICE,), transports=None, budget=None, copies=()):
+    tier = None if budget is None else HostReport(budget, tuple(copies))
+    return SlotView(name, True, boot, force_tcp, {"stub": "1"}, devices, transports or {}, host_tier=tier)
 
 
 def offers(*transports, **closed):

@@ -362,6 +362,7 @@ class ModelSpec(_message.Message):
     DRAIN_FIELD_NUMBER: _builtins.int
     START_DEADLINE_SECONDS_FIELD_NUMBER: _builtins.int
     WAKE_DEADLINE_SECONDS_FIELD_NUMBER: _builtins.int
+    HOST_COPIES_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     name: _builtins.str
     uri: _builtins.str
@@ -375,6 +376,7 @@ class ModelSpec(_message.Message):
     mode: _builtins.str
     start_deadline_seconds: _builtins.float
     wake_deadline_seconds: _builtins.float
+    host_copies: _builtins.int
     @_builtins.property
     def served_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -412,10 +414,11 @@ class ModelSpec(_message.Message):
         drain: Global___Drain | None = ...,
         start_deadline_seconds: _builtins.float = ...,
         wake_deadline_seconds: _builtins.float = ...,
+        host_copies: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "guardians", b"guardians", "scale_to_zero", b"scale_to_zero"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "devices_per_member", b"devices_per_member", "drain", b"drain", "engine", b"engine", "env", b"env", "guardians", b"guardians", "max_replicas", b"max_replicas", "members", b"members", "memory_bytes", b"memory_bytes", "mode", b"mode", "name", b"name", "namespace", b"namespace", "replicas", b"replicas", "revision", b"revision", "rungs", b"rungs", "scale_to_zero", b"scale_to_zero", "served_names", b"served_names", "start_deadline_seconds", b"start_deadline_seconds", "uri", b"uri", "wake_deadline_seconds", b"wake_deadline_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "devices_per_member", b"devices_per_member", "drain", b"drain", "engine", b"engine", "env", b"env", "guardians", b"guardians", "host_copies", b"host_copies", "max_replicas", b"max_replicas", "members", b"members", "memory_bytes", b"memory_bytes", "mode", b"mode", "name", b"name", "namespace", b"namespace", "replicas", b"replicas", "revision", b"revision", "rungs", b"rungs", "scale_to_zero", b"scale_to_zero", "served_names", b"served_names", "start_deadline_seconds", b"start_deadline_seconds", "uri", b"uri", "wake_deadline_seconds", b"wake_deadline_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -563,6 +566,7 @@ class Assignment(_message.Message):
     REVISION_FIELD_NUMBER: _builtins.int
     INSTANCES_FIELD_NUMBER: _builtins.int
     RING_FIELD_NUMBER: _builtins.int
+    HOST_TIER_FIELD_NUMBER: _builtins.int
     slot: _builtins.str
     epoch: _builtins.int
     revision: _builtins.int
@@ -570,6 +574,8 @@ class Assignment(_message.Message):
     def instances(self) -> _containers.RepeatedCompositeFieldContainer[Global___InstanceAssignment]: ...
     @_builtins.property
     def ring(self) -> Global___CacheRing: ...
+    @_builtins.property
+    def host_tier(self) -> Global___HostTier: ...
     def __init__(
         self,
         *,
@@ -578,16 +584,138 @@ class Assignment(_message.Message):
         revision: _builtins.int = ...,
         instances: _abc.Iterable[Global___InstanceAssignment] | None = ...,
         ring: Global___CacheRing | None = ...,
+        host_tier: Global___HostTier | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_ring", b"_ring", "ring", b"ring"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_host_tier", b"_host_tier", "_ring", b"_ring", "host_tier", b"host_tier", "ring", b"ring"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ring", b"_ring", "epoch", b"epoch", "instances", b"instances", "revision", b"revision", "ring", b"ring", "slot", b"slot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_host_tier", b"_host_tier", "_ring", b"_ring", "epoch", b"epoch", "host_tier", b"host_tier", "instances", b"instances", "revision", b"revision", "ring", b"ring", "slot", b"slot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__host_tier: _TypeAlias = _typing.Literal["host_tier"]  # noqa: Y015
+    _WhichOneofArgType__host_tier: _TypeAlias = _typing.Literal["_host_tier", b"_host_tier"]  # noqa: Y015
     _WhichOneofReturnType__ring: _TypeAlias = _typing.Literal["ring"]  # noqa: Y015
     _WhichOneofArgType__ring: _TypeAlias = _typing.Literal["_ring", b"_ring"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__host_tier) -> _WhichOneofReturnType__host_tier | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ring) -> _WhichOneofReturnType__ring | None: ...
 
 Global___Assignment: _TypeAlias = Assignment  # noqa: Y015
+
+@_typing.final
+class HostTier(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WANTED_FIELD_NUMBER: _builtins.int
+    PREFETCH_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def wanted(self) -> _containers.RepeatedCompositeFieldContainer[Global___HostWanted]: ...
+    @_builtins.property
+    def prefetch(self) -> _containers.RepeatedCompositeFieldContainer[Global___Prefetch]: ...
+    def __init__(
+        self,
+        *,
+        wanted: _abc.Iterable[Global___HostWanted] | None = ...,
+        prefetch: _abc.Iterable[Global___Prefetch] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prefetch", b"prefetch", "wanted", b"wanted"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HostTier: _TypeAlias = HostTier  # noqa: Y015
+
+@_typing.final
+class Prefetch(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    URI_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    revision: _builtins.str
+    uri: _builtins.str
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        revision: _builtins.str = ...,
+        uri: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "reason", b"reason", "revision", b"revision", "uri", b"uri"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Prefetch: _TypeAlias = Prefetch  # noqa: Y015
+
+@_typing.final
+class HostWanted(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COPY_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    RUNGS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    copy: _builtins.str
+    bytes: _builtins.int
+    reason: _builtins.str
+    @_builtins.property
+    def content(self) -> Global___HostContent: ...
+    @_builtins.property
+    def rungs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Rung]: ...
+    def __init__(
+        self,
+        *,
+        copy: _builtins.str = ...,
+        content: Global___HostContent | None = ...,
+        bytes: _builtins.int = ...,
+        rungs: _abc.Iterable[Global___Rung] | None = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "content", b"content", "copy", b"copy", "reason", b"reason", "rungs", b"rungs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HostWanted: _TypeAlias = HostWanted  # noqa: Y015
+
+@_typing.final
+class HostContent(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    RUNTIME_FIELD_NUMBER: _builtins.int
+    ENGINE_VERSION_FIELD_NUMBER: _builtins.int
+    DEVICE_KIND_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    revision: _builtins.str
+    runtime: _builtins.str
+    engine_version: _builtins.str
+    device_kind: _builtins.str
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        revision: _builtins.str = ...,
+        runtime: _builtins.str = ...,
+        engine_version: _builtins.str = ...,
+        device_kind: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_kind", b"device_kind", "engine_version", b"engine_version", "model", b"model", "revision", b"revision", "runtime", b"runtime"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HostContent: _TypeAlias = HostContent  # noqa: Y015
 
 @_typing.final
 class RingNode(_message.Message):
@@ -1325,6 +1453,7 @@ class SlotReport(_message.Message):
     INSTANCES_FIELD_NUMBER: _builtins.int
     TRANSPORTS_FIELD_NUMBER: _builtins.int
     CACHE_FIELD_NUMBER: _builtins.int
+    HOST_TIER_FIELD_NUMBER: _builtins.int
     slot: _builtins.str
     epoch: _builtins.int
     revision: _builtins.int
@@ -1344,6 +1473,8 @@ class SlotReport(_message.Message):
     def transports(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
     def cache(self) -> Global___CacheReport: ...
+    @_builtins.property
+    def host_tier(self) -> Global___HostReport: ...
     def __init__(
         self,
         *,
@@ -1361,16 +1492,118 @@ class SlotReport(_message.Message):
         instances: _abc.Iterable[Global___InstanceReport] | None = ...,
         transports: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         cache: Global___CacheReport | None = ...,
+        host_tier: Global___HostReport | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cache", b"_cache", "cache", b"cache"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cache", b"_cache", "_host_tier", b"_host_tier", "cache", b"cache", "host_tier", b"host_tier"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache", b"_cache", "agent", b"agent", "agent_address", b"agent_address", "boot_id", b"boot_id", "cache", b"cache", "devices", b"devices", "engines", b"engines", "epoch", b"epoch", "force_tcp", b"force_tcp", "host", b"host", "instances", b"instances", "revision", b"revision", "sequence", b"sequence", "slot", b"slot", "transports", b"transports"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache", b"_cache", "_host_tier", b"_host_tier", "agent", b"agent", "agent_address", b"agent_address", "boot_id", b"boot_id", "cache", b"cache", "devices", b"devices", "engines", b"engines", "epoch", b"epoch", "force_tcp", b"force_tcp", "host", b"host", "host_tier", b"host_tier", "instances", b"instances", "revision", b"revision", "sequence", b"sequence", "slot", b"slot", "transports", b"transports"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cache: _TypeAlias = _typing.Literal["cache"]  # noqa: Y015
     _WhichOneofArgType__cache: _TypeAlias = _typing.Literal["_cache", b"_cache"]  # noqa: Y015
+    _WhichOneofReturnType__host_tier: _TypeAlias = _typing.Literal["host_tier"]  # noqa: Y015
+    _WhichOneofArgType__host_tier: _TypeAlias = _typing.Literal["_host_tier", b"_host_tier"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__cache) -> _WhichOneofReturnType__cache | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__host_tier) -> _WhichOneofReturnType__host_tier | None: ...
 
 Global___SlotReport: _TypeAlias = SlotReport  # noqa: Y015
+
+@_typing.final
+class HostReport(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BUDGET_BYTES_FIELD_NUMBER: _builtins.int
+    COPIES_FIELD_NUMBER: _builtins.int
+    PREFETCHES_FIELD_NUMBER: _builtins.int
+    budget_bytes: _builtins.int
+    @_builtins.property
+    def copies(self) -> _containers.RepeatedCompositeFieldContainer[Global___HostCopyReport]: ...
+    @_builtins.property
+    def prefetches(self) -> _containers.RepeatedCompositeFieldContainer[Global___PrefetchReport]: ...
+    def __init__(
+        self,
+        *,
+        budget_bytes: _builtins.int = ...,
+        copies: _abc.Iterable[Global___HostCopyReport] | None = ...,
+        prefetches: _abc.Iterable[Global___PrefetchReport] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_bytes", b"budget_bytes", "copies", b"copies", "prefetches", b"prefetches"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HostReport: _TypeAlias = HostReport  # noqa: Y015
+
+@_typing.final
+class PrefetchReport(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    revision: _builtins.str
+    bytes: _builtins.int
+    total: _builtins.int
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        revision: _builtins.str = ...,
+        bytes: _builtins.int = ...,
+        total: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "model", b"model", "reason", b"reason", "revision", b"revision", "total", b"total"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefetchReport: _TypeAlias = PrefetchReport  # noqa: Y015
+
+@_typing.final
+class HostCopyReport(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COPY_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    copy: _builtins.str
+    state: _builtins.str
+    reason: _builtins.str
+    bytes: _builtins.int
+    @_builtins.property
+    def content(self) -> Global___HostContent: ...
+    @_builtins.property
+    def source(self) -> Global___SourceOffer: ...
+    def __init__(
+        self,
+        *,
+        copy: _builtins.str = ...,
+        content: Global___HostContent | None = ...,
+        state: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        bytes: _builtins.int = ...,
+        source: Global___SourceOffer | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_source", b"_source", "content", b"content", "source", b"source"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_source", b"_source", "bytes", b"bytes", "content", b"content", "copy", b"copy", "reason", b"reason", "source", b"source", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__source: _TypeAlias = _typing.Literal["source"]  # noqa: Y015
+    _WhichOneofArgType__source: _TypeAlias = _typing.Literal["_source", b"_source"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__source) -> _WhichOneofReturnType__source | None: ...
+
+Global___HostCopyReport: _TypeAlias = HostCopyReport  # noqa: Y015
 
 @_typing.final
 class CacheReport(_message.Message):

@@ -50,7 +50,10 @@ async def test_a_sleeper_that_keeps_its_memory_is_named_not_guardian_safe(slot: 
 
 
 async def test_a_wake_climbs_to_the_first_rung_that_proves_itself(slot: Slot) -> None:
-    faults = '{"peer_shm": "remote", "peer_rdma": "local", "peer_tcp": "canary", "host_copy": "dirty"}'
+    faults = (
+        '{"peer_shm": "remote", "peer_rdma": "local", "peer_tcp": "canary", "host_copy": "dirty",'
+        ' "host_shm": "remote", "host_tcp": "local"}'
+    )
     await _dormant(slot, f"wake_errors={faults}")
     slot.change("i-a", Desired.READY, rungs=rungs(*RungKind), operation="op-1")
     report = await slot.until("i-a", State.READY)

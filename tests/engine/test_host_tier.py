@@ -1,0 +1,60 @@
+"""After its last replica went, a real vLLM guardian wakes from a copy in host memory, and not from the disk."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.conftest import START_TIMEOUT
+from tests.support.live import DEADLINE, EAGER, ROOT, Live, by_state, endpoint
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(START_TIMEOUT)]
+
+
+@pytest.fixture(scope="module")
+def kept(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """The tiny model on nodes that may keep copies. Engines inherit nothing: the path is whose plugin they import."""
+    model = {
+        "name": "tiny", "uri": str(tiny_model), "args": [*EAGER, "--kv-cache-memory-bytes=33554432"],
+        "env": {"PYTHONPATH": str(ROOT / "src")},
+    }  # fmt: skip
+    machine = Live(tmp_path_factory.mktemp("h"), model, host_memory="1GiB")
+    try:
+        machine.up()
+        yield machine
+    finally:
+        machine.down()
+
+
+def copies(live: Live) -> list[dict[str, Any]]:
+    slots = live.api.get("/api/v1/slots").raise_for_status().json()["items"]
+    return [copy for slot in slots for copy in slot["host_tier"]["copies"]]
+
+
+def ready_copy(live: Live) -> dict[str, Any]:
+    deadline, pause = time.monotonic() + DEADLINE, threading.Event()
+    while True:
+        found = copies(live)
+        if [c["state"] for c in found] == ["ready"]:
+            return found[0]
+        assert time.monotonic() < deadline, found
+        pause.wait(0.1)
+
+
+def test_a_model_at_zero_wakes_from_its_copy_with_the_tokens_of_before(kept: Live) -> None:
+    before = kept.tokens(endpoint(by_state(kept.settle(1), "ready")[0]))
+    copy = ready_copy(kept)
+    for rung in ("host_shm", "host_tcp"):
+        kept.scaled(0)
+        assert copies(kept) == [copy]
+        kept.scaled(1, *([rung] if rung == "host_tcp" else []))
+        woken = by_state(kept.instances(), "ready")[0]
+        (tried,) = kept.timeline(woken["id"])["rungs"]
+        assert (tried["kind"], tried["ok"], tried["source"]) == (rung, True, copy["id"])
+        assert "canary of" in tried["reason"]
+        assert kept.tokens(endpoint(woken)) == before
