@@ -124,7 +124,7 @@ class Agent:
             self._journal.close()
 
     def _claims(self, transitions: Transitions) -> tuple[Claim, ...]:
-        return (*transitions.claims(), *self._zygotes.claims())
+        return (*transitions.claims(), *self._zygotes.claims(), *self._copies.claims())
 
     def _look_at_rails(self) -> Rails:
         # What a card moves is not encrypted: where that is asked for, nobody expects RDMA.

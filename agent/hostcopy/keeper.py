@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from relight.agent import ledger
 from relight.agent.engines.base import EngineCommand
 from relight.agent.hostcopy import calls
 from relight.agent.hostcopy.budget import Claim, choose
@@ -59,6 +60,7 @@ class _Copy:
     wanted: HostWanted | None = None
     turn: int = 0
     running: bool = False
+    pid: int = 0
     said: Said | None = None
     why: str = ""
     """Why it is not kept, or its last try failed."""
@@ -101,7 +103,7 @@ class HostCopies:
         others = []
         for process in running:
             if process.instance.startswith(PREFIX):
-                self._copies[process.instance] = _Copy(process.instance, running=True)
+                self._copies[process.instance] = _Copy(process.instance, running=True, pid=process.pid)
             else:
                 others.append(process)
         return tuple(others)
@@ -146,6 +148,10 @@ class HostCopies:
                 shown.append(said)
                 copy.told = True
         return HostReport(self._settings.budget_bytes, tuple(shown), self._ahead.reports())
+
+    def claims(self) -> tuple[ledger.Claim, ...]:
+        """What the ledger has to know: copies hold memory of no device."""
+        return tuple(ledger.Claim(c.name, c.pid, ()) for c in self._copies.values() if c.running and c.pid)
 
     def _left(self) -> int:
         return self._settings.budget_bytes - sum(c.bytes for c in self._copies.values())
@@ -269,7 +275,7 @@ class HostCopies:
             argv += ["--tls", str(own.tls.certificate), str(own.tls.private_key), str(own.tls.authority)]
         env = {name: os.environ[name] for name in _INHERITED if name in os.environ}
         log = self._settings.directory.parent / "logs" / f"{copy.name}.log"
-        await self._link.spawn(copy.name, EngineCommand(tuple(argv), env, directory), log)
+        copy.pid = (await self._link.spawn(copy.name, EngineCommand(tuple(argv), env, directory), log)).pid
         copy.running = True
         deadline = self._clock.monotonic() + UP_SECONDS
         while not self._socket(copy).exists():

@@ -14,6 +14,7 @@ from relight.agent.hostcopy import calls
 from relight.core.clock import SystemClock
 from relight.core.hosting import room_for
 from relight.core.records import (
+    Desired,
     HostContent,
     HostCopyReport,
     HostState,
@@ -115,6 +116,17 @@ async def test_a_copy_of_before_is_in_the_next_agents_first_report(make_slot, fl
     await slot.up()
     first = await fleet.until(lambda report: True, seen)
     assert [(c.copy, c.state) for c in first.host_tier.copies] == [("host-a", HostState.READY)]
+
+
+async def test_a_copy_holds_no_devices_memory(make_slot, fleet, source) -> None:
+    slot = make_slot(host_tier={"budget_bytes": BUDGET}, devices_seconds=0.1)
+    await slot.up()
+    tell(slot, wanted(source))
+    await copy_of(fleet, "host-a", HostState.READY)
+    # An instance comes up beside it, and with it a measurement.
+    slot.want(slot.instance("i-a", Desired.READY))
+    report = await fleet.until(lambda r: any(d.holders for d in r.devices))
+    assert all(d.healthy for d in report.devices), report.devices
 
 
 async def test_a_copy_outlives_its_supervisor(make_slot, fleet, source) -> None:
