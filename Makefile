@@ -80,3 +80,4 @@ docs: setup-control ## Regenerate what docs take from code (configuration schema
 	@$(BIN)/python scripts/gen_docs.py
 clean: ## Remove the checkout's own environments and caches
 	@rm -rf .venv .venv-engine .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -f transfer/_onepass*.so

@@ -38,6 +38,8 @@ GPU_MODULES = ("vllm.v1.worker.gpu_worker", "relight.plugin.vllm.gpu_worker")
 """Imports alone: nothing in them may touch a device, which the zygote checks before it forks."""
 
 
+_INDUCTOR = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")
+"""Where the zygote's own compiler works; read before a child's environment is laid over it."""
 _EACH_ITS_OWN = frozenset({"--port", "--host", "--served-model-name"})
 
 
@@ -50,19 +52,18 @@ def preload() -> None:
     on_cpu = current_platform.is_cpu()
     for name in CPU_MODULES if on_cpu else GPU_MODULES:
         importlib.import_module(name)
-    from torch._inductor import codecache, cpu_vec_isa
+    from torch._inductor import codecache
     from vllm.config.logging import LoggingConfig
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.logger import configure_logging_if_needed
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     # Each of these is kept for the life of a process: how vLLM logs, its arguments with their help, a digest of torch's
-    # own sources, and which vector instructions work, found out by a compiled program and an interpreter for each.
+    # own sources.
     configure_logging_if_needed(LoggingConfig())
     make_arg_parser(FlexibleArgumentParser())
     codecache.torch_key()
     if on_cpu:
-        cpu_vec_isa.pick_vec_isa()
         # It looks through every module for kernels to replace; what is replaced stays so in a child.
         current_platform.register_triton_kernel_overrides()
 
@@ -103,10 +104,13 @@ def model_of(argv: Sequence[str]) -> str:
 
 def prepare(argv: Sequence[str]) -> None:
     """Reads a model's configuration, tokenizer and chat template, as the server will: vLLM keeps what it read."""
+    from torch._inductor import cpu_vec_isa
+    from vllm.config import CompilationMode
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.logger import configure_logging_from_args
     from vllm.model_executor.models.registry import ModelRegistry
+    from vllm.platforms import current_platform
     from vllm.plugins import load_general_plugins
     from vllm.renderers.hf import resolve_chat_template
     from vllm.tokenizers.registry import cached_tokenizer_from_config
@@ -122,3 +126,8 @@ def prepare(argv: Sequence[str]) -> None:
     if tokenizer is not None:
         resolve_chat_template(tokenizer, None, None, model_config=config.model_config)
     ModelRegistry.resolve_model_cls(config.model_config.architectures, config.model_config)
+    if current_platform.is_cpu() and config.compilation_config.mode != CompilationMode.NONE:
+        # Which vector instructions work is found out by a compiled program and an interpreter for each: seconds, in a
+        # place of the zygote's own, since the engine's is sealed as it is.
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = _INDUCTOR
+        cpu_vec_isa.pick_vec_isa()
