@@ -110,6 +110,7 @@ async def test_a_second_start_loads_what_the_first_compiled_and_compiles_nothing
     assert (lazy.verdict, lazy.compiled) == ("hit", 0), lazy
     assert tokens == expected
     assert report.start is not None
-    assert report.start.process.startswith("forked from a zygote of its model")
+    # Of its model, if that was read by now: the test does not wait for it.
+    assert report.start.process.startswith("forked from a zygote")
     assert [p.name for p in report.start.phases][:3] == ["dispatch", "cache", "process"]
     print(f"cold {cold}; warm {warm}; lazy {lazy}; phases {report.start.phases}")
