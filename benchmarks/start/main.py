@@ -91,6 +91,7 @@ class Starts:
         if wake.timeline["mode"] != mode:
             raise RuntimeError(f"asked for {mode}, came by {wake.timeline['mode']}: {wake.timeline['reason']}")
         self._ask(wake)
+        # What happens to the cache's record and the warm-up after a start has no event that a client could wait for.
         time.sleep(SETTLED)
         wake = Wake(wake.rung, wake.begun, wake.seconds, wake.accounted, wake.instance, self._told(wake))
         self.wakes[mode].append(wake)

@@ -19,8 +19,8 @@ from typing import Any
 import httpx
 import pytest
 
-from relight.agent.engines.vllm import CANARY_PROMPT, CANARY_TOLERANCE
 from relight.agent.engines.vllm_control import call
+from relight.agent.engines.vllm_handle import CANARY_PROMPT, CANARY_TOLERANCE
 from relight.core.clock import SystemClock
 from relight.core.errors import ModelDirty
 from relight.transfer import grants
