@@ -15,9 +15,12 @@ from relight.core.records import (
     OnTimeout,
     RungKind,
     ScaleToZero,
+    Strategy,
 )
 
-NAME_PATTERN = r"^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$"
+_NAME = "[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?"
+NAME_PATTERN = f"^{_NAME}$"
+POOL_PATTERN = f"^({_NAME}/{_NAME})?$"
 MAX_REPLICAS = 10_000
 
 
@@ -65,6 +68,17 @@ class DrainBody(_Body):
     on_timeout: OnTimeout = OnTimeout.ABORT
 
 
+class StrategyBody(_Body):
+    """How replicas of an earlier specification are replaced: how many above the number meanwhile, how many below it.
+
+    Both 0 replaces none, as `paused` does.
+    """
+
+    max_surge: Count = 1
+    max_unavailable: Count = 0
+    paused: Annotated[bool, Field(strict=True)] = False
+
+
 class ModelBody(_Body):
     """One model as its owner asks for it; its name and namespace stand in the path."""
 
@@ -91,6 +105,8 @@ class ModelBody(_Body):
     start_deadline_seconds: Seconds = 900.0
     wake_deadline_seconds: Seconds = 60.0
     host_copies: Annotated[int, Field(ge=0, le=64), Whole] = 1
+    strategy: StrategyBody = StrategyBody()
+    pool: Annotated[str, Field(max_length=127, pattern=POOL_PATTERN)] = ""
 
     def spec(self, namespace: str, name: str) -> ModelSpec:
         """As the shared record."""
@@ -116,4 +132,6 @@ class ModelBody(_Body):
             start_deadline_seconds=self.start_deadline_seconds,
             wake_deadline_seconds=self.wake_deadline_seconds,
             host_copies=self.host_copies,
+            strategy=Strategy(self.strategy.max_surge, self.strategy.max_unavailable, self.strategy.paused),
+            pool=self.pool,
         )

@@ -58,6 +58,8 @@ class ModelFleet:
 
     wanted: list[InstanceView] = field(default_factory=list)
     """Desired ready, not failed, on slots that are alive: these count as replicas."""
+    stale: list[InstanceView] = field(default_factory=list)
+    """As wanted, but to be replaced (controller/plan/rollout.py says why): they serve until others do."""
     draining: list[InstanceView] = field(default_factory=list)
     guardians: list[InstanceView] = field(default_factory=list)
     failed: list[InstanceView] = field(default_factory=list)
@@ -93,6 +95,17 @@ def _list_of(lists: ModelFleet, instance: InstanceView, alive: set[str]) -> list
     if instance.desired is Desired.DRAINED:
         return lists.draining
     return lists.wanted if instance.desired is Desired.READY else lists.guardians
+
+
+def closed_to(spec: ModelSpec, slot: SlotView) -> str:
+    """Why nothing new of `spec` may go to `slot`, whatever is free there; empty when it may."""
+    if slot.closing:
+        return f"closing ({slot.closing})"
+    if slot.pool != spec.pool:
+        return f"of pool {slot.pool}" if slot.pool else "of no pool"
+    if slot.allowed and spec.key not in slot.allowed:
+        return "of a pool that does not allow it"
+    return ""
 
 
 class FreeDevices:
@@ -138,6 +151,8 @@ class FreeDevices:
             for name, devices in left.items():
                 if name in used:
                     refused["with another member"] = refused.get("with another member", 0) + 1
+                elif why := closed_to(spec, self._slots[name]):
+                    refused[why] = refused.get(why, 0) + 1
                 elif spec.engine not in self._slots[name].engines:
                     refused[f"without engine {spec.engine}"] = refused.get(f"without engine {spec.engine}", 0) + 1
                 elif len(devices) < each:

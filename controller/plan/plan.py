@@ -7,6 +7,7 @@ that a missing replica needs.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 from relight.controller.plan.fleet import FreeDevices, ModelFleet, due, retry_at, same_runtime, sort_fleet
@@ -18,8 +19,10 @@ from relight.controller.plan.retire import (
     excess_replicas,
     give_up_failed,
     move,
+    retired,
     settle_drained,
 )
+from relight.controller.plan.rollout import leaving, make_room, next_step, set_stale_apart, unfit
 from relight.controller.plan.sources import Ladder, Sources
 from relight.core.records import (
     Decision,
@@ -66,6 +69,7 @@ class _Planner:
         self._views = {view.spec.key: view for view in snapshot.models}
         self._fleet = sort_fleet(snapshot)
         self._free = FreeDevices(snapshot)
+        self._slots = {slot.slot: slot for slot in snapshot.slots}
         self._sources = Sources(snapshot)
         self._placements: list[Placement] = []
         self._unplaced: list[str] = []
@@ -87,22 +91,40 @@ class _Planner:
 
     def _replicas(self, view: ModelView | None, lists: ModelFleet, decision: Decision) -> None:
         self._placements += give_up_failed(lists)
+        if view is not None and decision.replicas:
+            set_stale_apart(view, lists, self._slots)
         self._placements += excess_replicas(view, lists, decision)
         if view is not None:
             missing = decision.replicas - len(lists.wanted)
+            if lists.stale:
+                missing = min(missing, self._replace(view, lists, decision))
             missing = self._take_back(view, lists, missing)
             missing -= self._held_back(lists, Desired.READY, missing)
-            for _ in range(missing):
-                if not self._place(view, lists):
-                    break
+            placed = sum(1 for _ in itertools.takewhile(bool, (self._place(view, lists) for _ in range(missing))))
+            if lists.stale and not placed and (old := make_room(view, lists, decision)) is not None:
+                self._retire(view, lists, old, "it makes room for its replacement, as the strategy allows")
         lists.guardians += [i for i in lists.failed if asleep_again(i)]
-        self._placements += settle_drained(view, lists, decision)
-        self._placements += excess_guardians(view, lists, decision)
+        self._placements += settle_drained(view, lists, decision, self._slots)
+        self._placements += excess_guardians(view, lists, decision, self._slots)
+
+    def _replace(self, view: ModelView, lists: ModelFleet, decision: Decision) -> int:
+        """Lets old replicas go whose replacement serves. Returns how many may be placed now."""
+        step = next_step(view, lists, self._slots, decision)
+        for instance, reason in step.retire:
+            self._retire(view, lists, instance, reason)
+        return step.place
+
+    def _retire(self, view: ModelView, lists: ModelFleet, instance: InstanceView, reason: str) -> None:
+        lists.stale.remove(instance)
+        self._placements.append(retired(view, instance, reason))
+        if self._placements[-1].desired is Desired.DORMANT:
+            lists.guardians.append(instance)
 
     def _take_back(self, view: ModelView, lists: ModelFleet, missing: int) -> int:
         """Wants draining replicas back, as they are awake. Returns how many are missing still."""
         for instance in list(lists.draining):
-            if missing > 0 and instance.state in (State.READY, State.DRAINING):
+            fits = not unfit(view.spec, instance, self._slots)
+            if missing > 0 and fits and instance.state in (State.READY, State.DRAINING):
                 lists.draining.remove(instance)
                 lists.wanted.append(instance)
                 reason = "wanted again before it slept"
@@ -129,7 +151,7 @@ class _Planner:
         """Places one missing replica by the mode that its model names, or by the fastest that fits."""
         spec = view.spec
         wake = self._best_wake(view, lists)
-        crowd = [m.slot for i in lists.wanted for m in i.members]
+        crowd = [m.slot for i in (*lists.wanted, *lists.stale) for m in i.members]
         chosen, no_room = self._free.find(spec, crowd)
         if not self._snapshot.synced:
             chosen, no_room = [], "not every slot was heard of yet, and one may run it already"
@@ -169,12 +191,13 @@ class _Planner:
 
     def _best_wake(self, view: ModelView, lists: ModelFleet) -> tuple[InstanceView, Price, Ladder] | None:
         barred = {i.instance for i in lists.remembered if not due(i, self._snapshot.now)}
-        crowd = [m.slot for i in lists.wanted for m in i.members]
+        crowd = [m.slot for i in (*lists.wanted, *lists.stale) for m in i.members]
         options = []
         for instance in lists.guardians:
             if (
                 instance.instance in barred
                 or instance.state not in _WAKEABLE
+                or leaving(view.spec, instance, self._slots)
                 or not same_runtime(view.spec, instance.spec)
             ):
                 continue
@@ -244,7 +267,7 @@ class _Planner:
             if self._short:
                 self._unplaced.append(f"{spec.key}: a guardian waits: replicas need the devices first")
                 return
-            crowd = [m.slot for i in (*lists.wanted, *lists.guardians) for m in i.members]
+            crowd = [m.slot for i in (*lists.wanted, *lists.stale, *lists.guardians) for m in i.members]
             crowd += [s for p in self._placements if p.model == spec.key for s in p.slots]
             chosen, no_room = self._free.find(spec, crowd)
             ladder = self._sources.fresh(spec, chosen, ())

@@ -6,9 +6,11 @@ Order within a retirement: ready -> drained (out of every route table, requests 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from relight.controller.plan.fleet import ModelFleet, retry_at, same_runtime
-from relight.core.records import Decision, Desired, InstanceView, Keep, Mode, ModelView, Placement
+from relight.controller.plan.rollout import leaving
+from relight.core.records import Decision, Desired, InstanceView, Keep, Mode, ModelView, Placement, SlotView
 from relight.core.states import State
 
 
@@ -65,21 +67,24 @@ def excess_replicas(view: ModelView | None, lists: ModelFleet, decision: Decisio
             i.instance,
         ),
     )
-    operation = view.operation if view else ""
     placements = []
     for instance in order[:count]:
-        if instance.state in (State.READY, State.DRAINING):
-            desired, how = Desired.DRAINED, "drained first"
-        elif instance.state in (State.WAKING, State.DORMANT, State.SLEEPING):
-            desired, how = Desired.DORMANT, "it was not ready yet and sleeps again"
-        else:
-            desired, how = Desired.GONE, "it was not ready yet"
-        reason = f"one too many: {decision.reason}; {how}"
-        placements.append(move(instance, desired, reason, operation=operation))
+        placements.append(retired(view, instance, f"one too many: {decision.reason}"))
         lists.wanted.remove(instance)
-        if desired is Desired.DORMANT:
+        if placements[-1].desired is Desired.DORMANT:
             lists.guardians.append(instance)
     return placements
+
+
+def retired(view: ModelView | None, instance: InstanceView, why: str) -> Placement:
+    """A replica that shall not be one any more: drained, asleep again, or gone, as far as it had come."""
+    if instance.state in (State.READY, State.DRAINING):
+        desired, how = Desired.DRAINED, "drained first"
+    elif instance.state in (State.WAKING, State.DORMANT, State.SLEEPING):
+        desired, how = Desired.DORMANT, "it was not ready yet and sleeps again"
+    else:
+        desired, how = Desired.GONE, "it was not ready yet"
+    return move(instance, desired, f"{why}; {how}", operation=view.operation if view else "")
 
 
 def guardians_kept(view: ModelView | None, decision: Decision) -> int:
@@ -93,7 +98,14 @@ def guardians_kept(view: ModelView | None, decision: Decision) -> int:
     return decision.guardians + (1 if at_zero else 0)
 
 
-def settle_drained(view: ModelView | None, lists: ModelFleet, decision: Decision) -> list[Placement]:
+def _stays(view: ModelView | None, instance: InstanceView, slots: Mapping[str, SlotView]) -> bool:
+    """Whether it may sleep where it is, as a guardian of its model."""
+    return view is not None and same_runtime(view.spec, instance.spec) and not leaving(view.spec, instance, slots)
+
+
+def settle_drained(
+    view: ModelView | None, lists: ModelFleet, decision: Decision, slots: Mapping[str, SlotView]
+) -> list[Placement]:
     """Puts drained replicas to sleep while guardians are short, and ends the others."""
     kept = guardians_kept(view, decision)
     asleep = sum(i.state in (State.DORMANT, State.SLEEPING) for i in lists.guardians)
@@ -102,7 +114,7 @@ def settle_drained(view: ModelView | None, lists: ModelFleet, decision: Decision
         if not instance.drained:
             continue
         operation = view.operation if view else ""
-        fits = view is not None and same_runtime(view.spec, instance.spec)
+        fits = _stays(view, instance, slots)
         if view is not None and fits and asleep < kept:
             asleep += 1
             lists.guardians.append(instance)
@@ -116,12 +128,14 @@ def settle_drained(view: ModelView | None, lists: ModelFleet, decision: Decision
     return placements
 
 
-def excess_guardians(view: ModelView | None, lists: ModelFleet, decision: Decision) -> list[Placement]:
+def excess_guardians(
+    view: ModelView | None, lists: ModelFleet, decision: Decision, slots: Mapping[str, SlotView]
+) -> list[Placement]:
     """Ends guardians that no longer fit their model, then those above the number: first what sleeps least."""
     kept = guardians_kept(view, decision)
-    fitting = [i for i in lists.guardians if view is not None and same_runtime(view.spec, i.spec)]
+    fitting = [i for i in lists.guardians if _stays(view, i, slots)]
     placements = [
-        move(i, Desired.GONE, "its model is gone or started otherwise by now")
+        move(i, Desired.GONE, "its model is gone or started otherwise by now, or its slot closes")
         for i in lists.guardians
         if i not in fitting
     ]

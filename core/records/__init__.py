@@ -187,3 +187,6 @@ from relight.core.records.wanted import (
 from relight.core.records.wanted import (
     ScaleToZero as ScaleToZero,
 )
+from relight.core.records.wanted import (
+    Strategy as Strategy,
+)

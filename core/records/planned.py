@@ -40,6 +40,12 @@ class SlotView:
     """Public keys by which this slot seals bundles, or once did; the newest first."""
     host_tier: HostReport | None = None
     """As its agent reports it (SlotReport)."""
+    pool: str = ""
+    """The pool that it is of, as `namespace/name`, by the word of whoever made it and never of its agent."""
+    allowed: tuple[str, ...] = ()
+    """The models that its pool allows, by key; empty for all that name the pool."""
+    closing: str = ""
+    """Why nothing new goes there and what is there moves elsewhere; empty while it stays."""
 
 
 @dataclass(frozen=True, slots=True)

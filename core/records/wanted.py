@@ -95,6 +95,16 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True)
+class Strategy:
+    """How replicas that no longer fit are replaced: how many above the number meanwhile, how many below it."""
+
+    max_surge: int = 1
+    max_unavailable: int = 0
+    paused: bool = False
+    """Replicas of an earlier specification stay; those on closing slots are replaced all the same."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """One model as its owner asks for it. `uri` is a local directory; `args` go to the engine as they are."""
 
@@ -120,6 +130,9 @@ class ModelSpec:
     wake_deadline_seconds: float = 60.0
     host_copies: int = 1
     """Copies of the content that slots with a budget keep in host memory (docs/host-tier.md)."""
+    strategy: Strategy = field(default_factory=Strategy)
+    pool: str = ""
+    """The pool of slots that it runs on, as `namespace/name`; empty for slots that are in none."""
 
     @property
     def key(self) -> str:

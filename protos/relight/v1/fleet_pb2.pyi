@@ -319,6 +319,31 @@ class Drain(_message.Message):
 Global___Drain: _TypeAlias = Drain  # noqa: Y015
 
 @_typing.final
+class Strategy(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MAX_SURGE_FIELD_NUMBER: _builtins.int
+    MAX_UNAVAILABLE_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
+    max_surge: _builtins.int
+    max_unavailable: _builtins.int
+    paused: _builtins.bool
+    def __init__(
+        self,
+        *,
+        max_surge: _builtins.int = ...,
+        max_unavailable: _builtins.int = ...,
+        paused: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_surge", b"max_surge", "max_unavailable", b"max_unavailable", "paused", b"paused"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Strategy: _TypeAlias = Strategy  # noqa: Y015
+
+@_typing.final
 class ModelSpec(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -363,6 +388,8 @@ class ModelSpec(_message.Message):
     START_DEADLINE_SECONDS_FIELD_NUMBER: _builtins.int
     WAKE_DEADLINE_SECONDS_FIELD_NUMBER: _builtins.int
     HOST_COPIES_FIELD_NUMBER: _builtins.int
+    STRATEGY_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     name: _builtins.str
     uri: _builtins.str
@@ -377,6 +404,7 @@ class ModelSpec(_message.Message):
     start_deadline_seconds: _builtins.float
     wake_deadline_seconds: _builtins.float
     host_copies: _builtins.int
+    pool: _builtins.str
     @_builtins.property
     def served_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -391,6 +419,8 @@ class ModelSpec(_message.Message):
     def rungs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def drain(self) -> Global___Drain: ...
+    @_builtins.property
+    def strategy(self) -> Global___Strategy: ...
     def __init__(
         self,
         *,
@@ -415,10 +445,12 @@ class ModelSpec(_message.Message):
         start_deadline_seconds: _builtins.float = ...,
         wake_deadline_seconds: _builtins.float = ...,
         host_copies: _builtins.int = ...,
+        strategy: Global___Strategy | None = ...,
+        pool: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "guardians", b"guardians", "scale_to_zero", b"scale_to_zero"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "guardians", b"guardians", "scale_to_zero", b"scale_to_zero", "strategy", b"strategy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "devices_per_member", b"devices_per_member", "drain", b"drain", "engine", b"engine", "env", b"env", "guardians", b"guardians", "host_copies", b"host_copies", "max_replicas", b"max_replicas", "members", b"members", "memory_bytes", b"memory_bytes", "mode", b"mode", "name", b"name", "namespace", b"namespace", "replicas", b"replicas", "revision", b"revision", "rungs", b"rungs", "scale_to_zero", b"scale_to_zero", "served_names", b"served_names", "start_deadline_seconds", b"start_deadline_seconds", "uri", b"uri", "wake_deadline_seconds", b"wake_deadline_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "devices_per_member", b"devices_per_member", "drain", b"drain", "engine", b"engine", "env", b"env", "guardians", b"guardians", "host_copies", b"host_copies", "max_replicas", b"max_replicas", "members", b"members", "memory_bytes", b"memory_bytes", "mode", b"mode", "name", b"name", "namespace", b"namespace", "pool", b"pool", "replicas", b"replicas", "revision", b"revision", "rungs", b"rungs", "scale_to_zero", b"scale_to_zero", "served_names", b"served_names", "start_deadline_seconds", b"start_deadline_seconds", "strategy", b"strategy", "uri", b"uri", "wake_deadline_seconds", b"wake_deadline_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
