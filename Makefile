@@ -39,9 +39,9 @@ bench-ring: setup-control ## The compile-cache ring under kills and joins, and m
 
 .PHONY: test test-fast test-engine
 test: setup ## The tests of every change, with real vLLM (session-wide pair of engines)
-	@$(BIN)/python -m pytest -m "not gpu"
+	@$(BIN)/python -m pytest -m "not gpu and not kubernetes"
 test-fast: setup-control ## The tests that need no engine environment
-	@$(BIN)/python -m pytest -m "not engine and not gpu"
+	@$(BIN)/python -m pytest -m "not engine and not gpu and not kubernetes"
 test-engine: setup ## The tests with real vLLM alone
 	@$(BIN)/python -m pytest -m engine
 
@@ -50,6 +50,12 @@ setup-rdma: ## Set up the virtual machines of test-rdma (Debian's packages, unpa
 	@$(PYTHON) scripts/setup_environments.py rdma
 test-rdma: setup-control setup-rdma ## RDMA for real, on soft-RoCE between two virtual machines; ends with one line of JSON
 	@$(BIN)/python tests/rdma/run.py
+
+.PHONY: setup-kubernetes test-kubernetes
+setup-kubernetes: ## Build a Kubernetes control plane for tests (3 to 7 minutes, then cached)
+	@$(PYTHON) scripts/setup_environments.py kubernetes
+test-kubernetes: setup-control setup-kubernetes ## Against a real Kubernetes control plane; ends with one line of JSON
+	@$(BIN)/python tests/kubernetes/run.py
 
 .PHONY: test-nixl test-gpu
 test-nixl: setup-control setup-peers ## The nixl transport over the real library, between processes; ends with one line of JSON

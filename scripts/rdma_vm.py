@@ -14,6 +14,8 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+from debian import Debian, found, libraries
+
 PACKAGES = (
     "qemu-system-x86", "busybox-static", "iproute2", "rdma-core", "ibverbs-providers", "libibverbs1", "librdmacm1",
     "python3-pyverbs",
@@ -59,41 +61,18 @@ $b sync; $b poweroff -f
 
 def build(path: Path, run: Callable[..., None], say: Callable[[str], None]) -> None:
     """Fills `path`: root/ (unpacked packages), vmlinuz, initrd."""
-    for tool in ("apt-get", "apt-cache", "dpkg-deb"):
-        if shutil.which(tool) is None:
-            raise SystemExit(f"setup: {tool} is missing: the RDMA test's machines are made of Debian's packages")
     say("packages and kernel of the RDMA test's virtual machines (about 110 MB)")
     root, work = path / "root", path / "work"
-    archives = work / "archives"
-    for folder in (root, work / "lists" / "partial", archives / "partial", work / "kernel"):
-        folder.mkdir(parents=True)
-    # Lists of our own: those of the machine may be missing or old, and are not ours to change.
-    options = [
-        "-q", "-o", f"Dir::State::lists={work / 'lists'}", "-o", f"Dir::Cache={work}",
-        "-o", f"Dir::Cache::archives={archives}", "-o", "APT::Sandbox::User=", "-o", "Debug::NoLocking=1",
-    ]  # fmt: skip
-    run("apt-get", *options, "update")
-    run("apt-get", *options, "install", "-y", "--download-only", "--no-install-recommends", *PACKAGES)
-    run("apt-get", *options, "download", _kernel_package(options), cwd=work)
-    for package in sorted(archives.glob("*.deb")):
-        run("dpkg-deb", "-x", package, root)
+    debian = Debian(work, run, what_for="the RDMA test's machines are")
+    debian.update()
+    debian.unpack_missing(PACKAGES, root)
+    debian.unpack([debian.dependency(KERNEL, r"linux-image-\S+")], work / "kernel")
     _merge(root)
-    if lacking := [pattern for pattern in GUEST_FILES if not _found(pattern, root)]:
+    if lacking := [pattern for pattern in GUEST_FILES if not found(pattern, root)]:
         raise SystemExit(f"setup: neither here nor in the packages (of Debian 12, with Python 3.11): {lacking}")
-    run("dpkg-deb", "-x", next(work.glob("linux-image-*.deb")), work / "kernel")
     shutil.copy(next(work.glob("kernel/boot/vmlinuz-*")), path / "vmlinuz")
-    _pack(work, busybox=_found("usr/bin/busybox", root)[0], into=path / "initrd")
+    _pack(work, busybox=found("usr/bin/busybox", root)[0], into=path / "initrd")
     shutil.rmtree(work)
-
-
-def _kernel_package(options: list[str]) -> str:
-    listed = subprocess.run(
-        ["apt-cache", *options[1:], "depends", KERNEL], text=True, capture_output=True, check=False
-    ).stdout  # fmt: skip
-    found = re.search(r"Depends: (linux-image-\S+)", listed)
-    if not found:
-        raise SystemExit(f"setup: this distribution has no package {KERNEL} (Debian is needed)")
-    return found[1]
 
 
 def _merge(root: Path) -> None:
@@ -149,25 +128,20 @@ def _pack(work: Path, busybox: Path, into: Path) -> None:
         )  # fmt: skip
 
 
-def _found(pattern: str, root: Path) -> list[Path]:
-    return [*root.glob(pattern), *Path("/").glob(pattern)]
-
-
 def emulator(path: Path) -> tuple[list[str], dict[str, str]]:
     """The emulator's command as far as its own files go, and the environment it needs."""
     root = path / "root"
-    binary = next(iter(_found("usr/bin/qemu-system-x86_64", root)), root / "usr/bin/qemu-system-x86_64")
-    libraries = [str(p) for p in sorted(root.glob("usr/lib/*-linux-gnu*"))]
-    folders = [f for name in ("qemu", "seabios") for f in _found(f"usr/share/{name}", root)]
+    binary = next(iter(found("usr/bin/qemu-system-x86_64", root)), root / "usr/bin/qemu-system-x86_64")
+    folders = [f for name in ("qemu", "seabios") for f in found(f"usr/share/{name}", root)]
     command = [str(binary), *(word for folder in folders for word in ("-L", str(folder)))]
-    return command, {**os.environ, "LD_LIBRARY_PATH": ":".join(libraries)}
+    return command, {**os.environ, "LD_LIBRARY_PATH": libraries(root)}
 
 
 def sound(path: Path) -> bool:
     """Whether a guest can be started from it, and finds what it needs."""
     if not (path / "vmlinuz").is_file() or not (path / "initrd").is_file():
         return False
-    if not all(_found(pattern, path / "root") for pattern in GUEST_FILES):
+    if not all(found(pattern, path / "root") for pattern in GUEST_FILES):
         return False
     command, environment = emulator(path)
     try:

@@ -17,9 +17,11 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import debian
+import kubernetes_binaries
 import rdma_vm
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,12 +39,21 @@ def say(text: str) -> None:
     print(f"setup: {text}", flush=True)
 
 
-def run(*command: str | Path, quiet: bool = True, cwd: Path | None = None) -> None:
+def run(
+    *command: str | Path, quiet: bool = True, cwd: Path | None = None, env: Mapping[str, str] | None = None,
+    timeout: float | None = None,
+) -> None:  # fmt: skip
     """Runs a command, and on failure shows what it printed before it ends the set-up."""
-    done = subprocess.run([str(c) for c in command], text=True, capture_output=quiet, check=False, cwd=cwd)
+    said = " ".join(map(str, command))[:1000]
+    try:
+        done = subprocess.run(
+            [str(c) for c in command], text=True, capture_output=quiet, check=False, cwd=cwd, env=env, timeout=timeout
+        )
+    except subprocess.TimeoutExpired:
+        raise SystemExit(f"setup: not done after {timeout:.0f} s: {said}") from None
     if done.returncode:
         output = (done.stdout or "") + (done.stderr or "")
-        raise SystemExit(f"setup: failed ({done.returncode}): {' '.join(map(str, command))}\n{output[-4000:]}")
+        raise SystemExit(f"setup: failed ({done.returncode}): {said}\n{output[-4000:]}")
 
 
 def key(*parts: Path | str) -> str:
@@ -70,7 +81,12 @@ def cached(kind: str, name: str, build: Callable[[Path], None], verify: Callable
         say(f"{path} does not pass its check: building it anew")
     CACHE.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(path, ignore_errors=True)
-    build(path)
+    try:
+        build(path)
+    except BaseException:
+        # Half of it would never be used, nor pruned.
+        shutil.rmtree(path, ignore_errors=True)
+        raise
     if not verify(path):
         raise SystemExit(f"setup: {path} was built and does not pass its check")
     (path / DONE).touch()
@@ -191,12 +207,21 @@ def model() -> None:
 
 def rdma() -> None:
     """What the virtual machines of the RDMA test are made of; .cache/rdma-vm in the checkout points at it."""
-    name = key(Path(rdma_vm.__file__), Path("/etc/os-release"))
+    name = key(Path(rdma_vm.__file__), Path(debian.__file__), Path("/etc/os-release"))
     path = cached("rdma-vm", name, lambda path: rdma_vm.build(path, run, say), rdma_vm.sound)
     show("rdma-vm", path)
 
 
-STEPS = {"control": control, "engine": engine, "model": model, "peers": peers, "rdma": rdma}
+def kubernetes() -> None:
+    """A control plane and its tools; .cache/kubernetes in the checkout points at it."""
+    name = key(Path(kubernetes_binaries.__file__), Path(debian.__file__), Path("/etc/os-release"))
+    path = cached("kubernetes", name, lambda path: kubernetes_binaries.build(path, run, say), kubernetes_binaries.sound)
+    show("kubernetes", path)
+
+
+STEPS = {
+    "control": control, "engine": engine, "model": model, "peers": peers, "rdma": rdma, "kubernetes": kubernetes,
+}  # fmt: skip
 
 
 def main() -> int:
