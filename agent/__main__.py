@@ -1,4 +1,8 @@
-"""`python -m relight.agent --config FILE.json`: one slot's agent. SIGTERM ends it alone."""
+"""One slot's agent. SIGTERM ends it alone: engines run on, and the next agent takes them over.
+
+On a node of its own: `relight-agent --config agent.json`. Beside an engine's container, which shares --shared with it:
+`relight-agent --config agent.json --slot POD.NAMESPACE --controller HOST:PORT --address IP --shared /relight`.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import contextlib
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 from relight.agent.config import AgentConfig, load
 from relight.agent.service import Agent
@@ -26,13 +31,35 @@ async def _run(config: AgentConfig) -> None:
         await task
 
 
+def _told(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The settings that stand on the command line."""
+    found = {
+        "slot": arguments.slot,
+        "controller_address": arguments.controller,
+        "host": arguments.address,
+        "bind_host": arguments.address,
+        "serving_port": arguments.serving_port,
+    }
+    if arguments.shared is not None:
+        found |= {"state_dir": str(arguments.shared / "state"), "supervisor_beside": True}
+    return {name: value for name, value in found.items() if value is not None}
+
+
 def main() -> int:
     """Exit status 0 after SIGTERM, 2 for a bad configuration or when no supervisor can be had."""
-    parser = argparse.ArgumentParser(prog="relight-agent", description=__doc__)
-    parser.add_argument("--config", type=Path, required=True, help="JSON file, see docs/configuration")
+    parser = argparse.ArgumentParser(
+        prog="relight-agent", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--config", type=Path, required=True, help="JSON file with the settings")
+    told = parser.add_argument_group("instead of what the file says")
+    told.add_argument("--slot", help="name of the slot, unique in the fleet")
+    told.add_argument("--controller", metavar="HOST:PORT", help="the controller's gRPC")
+    told.add_argument("--address", metavar="IP", help="listen on this address, engines too")
+    told.add_argument("--serving-port", type=int, metavar="PORT", help="answer here for whichever engine is ready")
+    told.add_argument("--shared", type=Path, metavar="DIR", help="state goes there, where a supervisor is waited for")
     arguments = parser.parse_args()
     try:
-        config = load(arguments.config)
+        config = load(arguments.config, _told(arguments))
         logs.configure("agent", level=config.log_level)
         asyncio.run(_run(config))
     except RelightError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -79,6 +80,8 @@ class AgentConfig(Attached):
     """Journals, logs and the instances' private directories; kept over restarts."""
     supervisor_socket: Path | None = None
     """`state_dir`/s/supervisor.sock when absent."""
+    supervisor_beside: bool = False
+    """Another container runs the supervisor: it is waited for, and never started from here."""
     bind_host: str = "127.0.0.1"
     """Address that engines and their data sockets listen on."""
     force_tcp: bool = False
@@ -94,6 +97,8 @@ class AgentConfig(Attached):
     """Engine name -> the driver's settings."""
     compile_cache: CompileCacheConfig = CompileCacheConfig()
     host_tier: HostTierConfig = HostTierConfig()
+    serving_port: Port | None = None
+    """On `bind_host`: answers for whichever engine is ready here (docs/kubernetes.md). Absent: gateways alone route."""
     health_seconds: Annotated[float, Field(gt=0, le=60)] = 2.0
     """Between two looks at each ready engine: a hung one is found within a few of them."""
     devices_seconds: Annotated[float, Field(gt=0, le=3600)] = 15.0
@@ -155,6 +160,9 @@ class AgentConfig(Attached):
         return tuple(Device(d.id, "cpu", d.id, d.memory_bytes, cores=d.cores) for d in self.devices)
 
 
-def load(path: Path) -> AgentConfig:
-    """Raises InvalidInput with every wrong field, or when the file cannot be read."""
-    return settings.load(path, AgentConfig, "agent")
+def load(path: Path, told: Mapping[str, Any] | None = None) -> AgentConfig:
+    """The file, with what was `told` beside it in its stead.
+
+    Raises InvalidInput with every wrong field, or when the file cannot be read.
+    """
+    return settings.load(path, AgentConfig, "agent", told)

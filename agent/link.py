@@ -16,6 +16,8 @@ from relight.core.logs import get_logger
 
 _log = get_logger("agent.link")
 PATIENCE = 10.0
+BESIDE_PATIENCE = 300.0
+"""Seconds that one in another container is waited for: its image may still be pulled."""
 """Seconds that a call waits for a supervisor that is being restarted."""
 
 
@@ -23,9 +25,17 @@ class SupervisorLink:
     """Implements the stages' Spawner over whichever supervisor lives now."""
 
     def __init__(
-        self, socket_path: Path, journal: Path, log: Path, clock: Clock, on_exit: Callable[[Exit], None]
+        self,
+        socket_path: Path,
+        journal: Path,
+        log: Path,
+        clock: Clock,
+        on_exit: Callable[[Exit], None],
+        *,
+        beside: bool = False,
     ) -> None:
         self._socket, self._journal, self._log_path = socket_path, journal, log
+        self._beside = beside
         self._clock, self._on_exit = clock, on_exit
         self._client: SupervisorClient | None = None
         self._connected = asyncio.Event()
@@ -33,8 +43,8 @@ class SupervisorLink:
         self.owner = ""
 
     async def open(self) -> tuple[Running, ...]:
-        """Connects, starting a supervisor when none answers. Raises Unavailable when none comes up."""
-        deadline = self._clock.monotonic() + PATIENCE
+        """Connects, starting a supervisor when none answers and none runs beside. Raises Unavailable without one."""
+        deadline = self._clock.monotonic() + (BESIDE_PATIENCE if self._beside else PATIENCE)
         while True:
             client = SupervisorClient(self._on_exit)
             try:
@@ -46,9 +56,9 @@ class SupervisorLink:
                 if self._clock.monotonic() >= deadline:
                     raise
                 # Poll also reaps: a dead supervisor of ours must not stay a zombie.
-                if self._process is None or self._process.poll() is not None:
+                if not self._beside and (self._process is None or self._process.poll() is not None):
                     self._process = launch(self._socket, self._journal, self._log_path)
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.2 if self._beside else 0.02)
         self._client, self.owner = client, client.owner
         self._connected.set()
         return running

@@ -23,6 +23,7 @@ from relight.agent.journal import Journal
 from relight.agent.ledger import Claim, Ledger
 from relight.agent.link import SupervisorLink
 from relight.agent.rails import Rails, look
+from relight.agent.serving import Serving
 from relight.agent.stages.caches import Caches
 from relight.agent.stages.common import Tools
 from relight.agent.supervisor.client import Exit
@@ -67,6 +68,7 @@ class Agent:
             config.state_dir / "logs" / "supervisor.log",
             clock,
             self._on_exit,
+            beside=config.supervisor_beside,
         )
         self._zygotes = Zygotes(self._drivers, config.state_dir / "zygotes", self._link, clock)
         self._copies = HostCopies(config.tier_settings(), self._link, clock, lambda: self._fleet.changed())
@@ -104,6 +106,7 @@ class Agent:
         self._me.engines = await asyncio.to_thread(self._versions)
         self._devices = await asyncio.to_thread(ledger.measure, self._claims(transitions))
         server = await self._serve(transitions)
+        serving = self._open_serving(transitions)
         ready(self._me.address)
         _log.info("agent.begun", slot=self._config.slot, agent=self._me.agent, address=self._me.address)
         try:
@@ -113,6 +116,8 @@ class Agent:
                 group.create_task(self._zygotes.keep())
                 group.create_task(self._copies.keep())
                 group.create_task(self._watch_health(transitions))
+                if serving is not None:
+                    group.create_task(serving.serve())
                 group.create_task(self._watch_devices(transitions, ledger))
         finally:
             await transitions.close()
@@ -147,6 +152,14 @@ class Agent:
     def _cache_changed(self) -> None:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._fleet.changed, False)
+
+    def _open_serving(self, transitions: Transitions) -> Serving | None:
+        if self._config.serving_port is None:
+            return None
+        serving = Serving(lambda: iter(tuple(transitions.members.values())))
+        address = serving.open(self._config.bind_host, self._config.serving_port)
+        _log.info("serving.begun", address=address)
+        return serving
 
     def _versions(self) -> dict[str, str]:
         found = {name: driver.version() for name, driver in self._drivers.items()}

@@ -23,8 +23,15 @@ log = get_logger("controller")
 
 async def _run(config: ControllerConfig) -> None:
     controller = Controller(config, SystemClock())
-    await controller.start()
     loop = asyncio.get_running_loop()
+    # One of several may wait for long until it leads: that ends by a signal too.
+    starting = asyncio.create_task(controller.start())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, starting.cancel)
+    try:
+        await starting
+    except asyncio.CancelledError:
+        return
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, controller.ask_to_stop)
     try:

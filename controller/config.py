@@ -7,7 +7,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from relight.controller.specs import ModelBody
 from relight.core.auth import Tokens
@@ -62,6 +62,35 @@ class ModelConfig(ModelBody):
         return self.spec(self.namespace, self.name)
 
 
+class KubernetesConfig(Closed):
+    """This controller keeps the resources and slot pods of a cluster, as one of several candidates."""
+
+    kubeconfig: Path | None = None
+    """How the API server is reached; absent: by the service account of this pod."""
+    namespace: str
+    """Where the lease of the election is."""
+    lease: str = "relight-controller"
+    lease_seconds: Annotated[float, Field(ge=1, le=600, allow_inf_nan=False)] = 15.0
+    """After how long without a renewal another candidate may lead."""
+    identity: Annotated[str, Field(max_length=253)] = ""
+    """Of this candidate, for people; the host's name when absent. Each process adds a part of its own."""
+    agent_image: Annotated[str, Field(min_length=1)]
+    """Image of the agent in slot pods; it brings the supervisor and the plugin for the engine's container too."""
+    controller_address: Annotated[str, Field(pattern=r"^\S+:\d{1,5}$")]
+    """host:port at which agents in slot pods reach the controller's gRPC."""
+    agent_secret: Annotated[str, Field(min_length=1, max_length=253)] = "relight-agent"  # noqa: S105 - a name
+    """Name of the Secret with `agent.json` and its certificates, in each pool's namespace."""
+    serving_port: Annotated[int, Field(ge=1, le=65535)] = 8000
+    """Where slot pods answer requests for the model that is awake there."""
+
+    @field_validator("namespace", "lease")
+    @classmethod
+    def _named(cls, value: str) -> str:
+        if not is_name(value):
+            raise ValueError("must be lower-case letters, digits, '-' and '.'")
+        return value
+
+
 Endpoint = Annotated[str, Field(pattern=r"^(https?://[^\s]+)?$", max_length=2048)]
 """The base URL of a collector of traces (OTLP over HTTP, as `http://127.0.0.1:4318`); empty for none."""
 
@@ -86,8 +115,16 @@ class ControllerConfig(Closed):
     """Shown to agents when their logs or their compile cache are asked for; agents must know it with the role viewer,
     and operator for the end of a quarantine."""
 
+    kubernetes: KubernetesConfig | None = None
+    """Absent: models come by REST and from this file, slots are whatever attaches."""
     otlp_endpoint: Endpoint = ""
     """Where each finished start is sent as a trace; empty sends nothing."""
+
+    @model_validator(mode="after")
+    def _one_truth(self) -> ControllerConfig:
+        if self.kubernetes and self.models:
+            raise ValueError("with `kubernetes` models are ModelDeployments alone: leave `models` out")
+        return self
 
     def known_tokens(self) -> Tokens:
         """The tokens that are accepted here."""

@@ -20,6 +20,7 @@ from relight.controller.flight.timeline import Timeline
 from relight.controller.observe.fleet import Fleet
 from relight.controller.observe.gateways import Gateways
 from relight.controller.observe.hosts import Hosts
+from relight.controller.observe.places import Places
 from relight.controller.observe.ring import Rings, remembered
 from relight.controller.observe.routes import Router, route_models
 from relight.controller.observe.snapshot import Observer
@@ -33,7 +34,7 @@ from relight.core.clock import Clock
 from relight.core.errors import Conflict, Fenced, RelightError
 from relight.core.ids import new_id
 from relight.core.logs import get_logger
-from relight.core.records import Decision, Desired, InstanceView, Plan, Snapshot
+from relight.core.records import Decision, Desired, InstanceView, Placement, Plan, Snapshot
 
 LEASE_NAME = "controller"
 FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS = 0.05, 5.0
@@ -43,11 +44,15 @@ log = get_logger("controller.loop")
 
 @dataclass(slots=True)
 class Hooks:
-    """Who is told of what a pass saw: metrics. `broken` hears of each breach of an invariant, by its name."""
+    """Who is told of what a pass saw. `broken` hears of each breach of an invariant, by its name."""
 
     seen: Callable[[Snapshot, tuple[Decision, ...]], None]
     started: Callable[[Timeline], None]
     broken: Callable[[str, str], None]
+    passed: Callable[[Snapshot, Plan], None] = lambda _snapshot, _made: None
+    """After each pass, with what it saw and planned: whoever keeps others in step with it."""
+    placed: Callable[[Placement], None] = lambda _: None
+    """For each placement that was written."""
 
 
 class Reconciler:
@@ -69,7 +74,8 @@ class Reconciler:
         self.recorder = Recorder(catalog, clock)
         self.fleet = Fleet(clock, slot_grace_seconds, self.wake)
         self.gateways = Gateways(clock, gateway_grace_seconds, self.wake, self.recorder.span)
-        self.observer = Observer(catalog, self.fleet, self.gateways, clock)
+        self.places = Places(self.wake)
+        self.observer = Observer(catalog, self.fleet, self.gateways, self.places, clock)
         self.router = Router(self.observer.drains)
         self.rings = Rings()
         self.hosts = Hosts()
@@ -144,11 +150,13 @@ class Reconciler:
                     operation=placement.operation,
                     reason=placement.reason,
                 )
+                self._hooks.placed(placement)
             snapshot = self.snapshot()
         self._route(snapshot, made)
         self.rings.update(self._lease.epoch, snapshot)
         self.hosts.update(snapshot)
         self._hooks.seen(snapshot, made.decisions)
+        self._hooks.passed(snapshot, made)
         self._check(snapshot, made)
         await self._record(snapshot, made)
 

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -24,6 +25,9 @@ from relight.controller.state.sqlite import SqliteStore
 from relight.core.clock import Clock
 from relight.core.errors import Fenced, Unavailable
 from relight.core.logs import get_logger
+
+if TYPE_CHECKING:
+    from relight.controller.kubernetes.cluster import Cluster
 
 LEASE_SECONDS = 15.0
 
@@ -66,13 +70,15 @@ class Controller:
     async def _open(self, opened: AsyncExitStack) -> Addresses:
         config = self._config
         tokens = config.known_tokens()
+        cluster = await self._join_cluster(opened)
         http_socket = _bind(config.http)
         opened.callback(http_socket.close)
         store = SqliteStore(config.state_path, self._clock)
         opened.push_async_callback(store.close)
         # The file's lock says that no other process lives: a lease left by a killed one is taken over.
         holder = f"controller of {config.state_path}"
-        lease = await store.acquire(LEASE_NAME, holder, LEASE_SECONDS)
+        above = cluster.epoch_floor if cluster else 0
+        lease = await store.acquire(LEASE_NAME, holder, LEASE_SECONDS, above_epoch=above)
         self.catalog = Catalog(store)
         await self.catalog.start()
         opened.push_async_callback(self.catalog.stop)
@@ -84,16 +90,21 @@ class Controller:
             if pusher is not None:
                 pusher.offer(timeline)
 
+        hooks = Hooks(metrics.seen, started, metrics.broken)
         self.reconciler = Reconciler(
             self.catalog,
             self._clock,
             lease,
             slot_grace_seconds=config.slot_grace_seconds,
             gateway_grace_seconds=config.gateway_grace_seconds,
-            hooks=Hooks(metrics.seen, started, metrics.broken),
+            hooks=hooks,
         )
         opened.push_async_callback(self._release)
         accept = Accept(self.catalog, self.reconciler, self._clock)
+        front = accept
+        if cluster is not None:
+            front = await cluster.keep(accept, hooks)
+            opened.push_async_callback(cluster.end)
         for model in config.models:
             await accept.make_known(model.record())
         tls = config.grpc.tls.files() if config.grpc.tls else None
@@ -103,7 +114,7 @@ class Controller:
         parts = Parts(
             catalog=self.catalog,
             reconciler=self.reconciler,
-            accept=accept,
+            accept=front,
             agents=AgentCalls(config.agent_token, tls),
             metrics=metrics,
             clock=self._clock,
@@ -115,6 +126,7 @@ class Controller:
             asyncio.create_task(http.serve(sockets=[http_socket]), name="http"),
             asyncio.create_task(self.reconciler.run(), name="loop"),
             asyncio.create_task(self._keep_lease(), name="lease"),
+            *(cluster.tasks() if cluster else ()),
         ]
         if pusher is not None:
             # Not one of the tasks whose end ends the controller.
@@ -124,6 +136,18 @@ class Controller:
             task.add_done_callback(lambda _: self._stopping.set())
         http_port = http_socket.getsockname()[1]
         return Addresses(f"{config.http.host}:{http_port}", f"{config.grpc.host}:{grpc_port}")
+
+    async def _join_cluster(self, opened: AsyncExitStack) -> Cluster | None:
+        """Returns once this controller leads, where it is one of several."""
+        if self._config.kubernetes is None:
+            return None
+        # The client takes most of a second to import: only where it is needed.
+        from relight.controller.kubernetes.cluster import Cluster
+
+        cluster = await Cluster.open(self._config.kubernetes, self._clock)
+        opened.push_async_callback(cluster.close)
+        await cluster.lead()
+        return cluster
 
     def _http_server(self, parts: Parts) -> uvicorn.Server:
         tls = self._config.http.tls

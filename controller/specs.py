@@ -96,6 +96,7 @@ class ModelBody(_Body):
     devices_per_member: Annotated[int, Field(ge=1, le=64), Whole] = 1
     memory_bytes: Annotated[int, Field(ge=0, le=1 << 50), Whole] = 0
     replicas: Count = 0
+    min_replicas: Count = 0
     max_replicas: Count = 64
     guardians: GuardiansBody = GuardiansBody()
     mode: Mode = Mode.AUTO
@@ -134,4 +135,5 @@ class ModelBody(_Body):
             host_copies=self.host_copies,
             strategy=Strategy(self.strategy.max_surge, self.strategy.max_unavailable, self.strategy.paused),
             pool=self.pool,
+            min_replicas=self.min_replicas,
         )

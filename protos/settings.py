@@ -5,9 +5,11 @@ Files are JSON and strict: every wrong key is named before anything starts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -84,10 +86,17 @@ class Attached(Strict):
 S = TypeVar("S", bound=Attached)
 
 
-def load(path: Path, settings: type[S], component: str) -> S:
-    """The settings of `component` in `path`. Raises InvalidInput with every wrong field, or when it cannot be read."""
+def load(path: Path, settings: type[S], component: str, told: Mapping[str, Any] | None = None) -> S:
+    """The settings of `component` in `path`, with what was `told` on the command line in their stead.
+
+    Raises InvalidInput with every wrong field, or when it cannot be read.
+    """
     try:
-        return settings.model_validate_json(path.read_bytes())
+        text = path.read_bytes()
+        if told:
+            with suppress(ValueError, TypeError):
+                text = json.dumps({**json.loads(text), **told}).encode()
+        return settings.model_validate_json(text)
     except OSError as error:
         raise InvalidInput(f"{path} cannot be read: {error.strerror}") from error
     except ValidationError as error:

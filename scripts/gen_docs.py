@@ -1,4 +1,5 @@
-"""Writes what docs take from code: the machine file's JSON schema, the OpenAPI document, the command line's help.
+"""Writes what is taken from code: the machine file's JSON schema, the OpenAPI document, the command line's help, and
+the definitions that a cluster installs.
 
 `--check` fails when a file differs from what the code says.
 """
@@ -13,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import typer
+import yaml
 from typer.testing import CliRunner
 
 from relight.controller.api.app import openapi_document
 from relight.controller.cli.machine import MachineConfig
 from relight.controller.cli.main import app
+from relight.controller.kubernetes.definitions import definitions
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -47,7 +50,20 @@ def documents() -> dict[Path, str]:
         DOCS / "machine.schema.json": json.dumps(schema, indent=2) + "\n",
         DOCS / "openapi.json": json.dumps(openapi_document(), indent=2) + "\n",
         DOCS / "cli.md": _cli(),
+        ROOT / "deploy" / "kubernetes" / "definitions.yaml": _definitions(),
     }
+
+
+def _definitions() -> str:
+    said = "# Written by `make docs`; do not edit.\n"
+    return said + yaml.dump_all(definitions(), Dumper=_Plain, sort_keys=False, width=120)
+
+
+class _Plain(yaml.SafeDumper):
+    """Without anchors: what two schemas share is written twice, for whoever reads one of them."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
 
 
 def main() -> int:

@@ -66,13 +66,16 @@ def _busy(demand: Demand) -> bool:
 
 def _idle(view: ModelView, demand: Demand, now: float) -> bool:
     idle = view.spec.scale_to_zero.idle_seconds
+    if view.spec.min_replicas > 0:
+        return False
     return idle is not None and not _busy(demand) and _active_until(view, demand, idle) <= now
 
 
 def _decide(view: ModelView, snapshot: Snapshot, awake: int, dormant: int) -> Decision:
     spec, demand = view.spec, view.demand
     most = max(0, spec.max_replicas)
-    written = min(max(0, spec.replicas), most)
+    # The maximum wins over a minimum above it: it is what an owner pays for.
+    written = min(max(0, spec.min_replicas, spec.replicas), most)
     replicas, reason = written, f"{written} is the written number"
     floor = 0
     if written != spec.replicas:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from relight.controller.observe.fleet import Fleet, SlotSeen
 from relight.controller.observe.gateways import Gateways
+from relight.controller.observe.places import Places
 from relight.controller.observe.ring import remembered
 from relight.controller.state.catalog import Activity, Catalog, StoredFailure
 from relight.core.clock import Clock
@@ -43,8 +44,9 @@ class Drains:
 class Observer:
     """One snapshot after another; it remembers only how far each drain is."""
 
-    def __init__(self, catalog: Catalog, fleet: Fleet, gateways: Gateways, clock: Clock) -> None:
+    def __init__(self, catalog: Catalog, fleet: Fleet, gateways: Gateways, places: Places, clock: Clock) -> None:
         self._catalog, self._fleet, self._gateways, self._clock = catalog, fleet, gateways, clock
+        self._places = places
         self.drains = Drains()
 
     def snapshot(self, epoch: int) -> Snapshot:
@@ -97,13 +99,16 @@ class Observer:
         alive = assignable and self._fleet.alive(name)
         known = self._catalog.slots.get(name)
         before = known.record.signers if known else ()
+        place = self._places.of(name)
         if seen is None:
-            return SlotView(name, alive, "", False, {}, (), signers=before)
-        report = seen.report
-        return SlotView(
-            name, alive, report.boot_id, report.force_tcp, report.engines, report.devices, report.transports,
-            report.cache, remembered(report.cache, before), report.host_tier,
-        )  # fmt: skip
+            view = SlotView(name, alive, "", False, {}, (), signers=before)
+        else:
+            report = seen.report
+            view = SlotView(
+                name, alive, report.boot_id, report.force_tcp, report.engines, report.devices, report.transports,
+                report.cache, remembered(report.cache, before), report.host_tier,
+            )  # fmt: skip
+        return replace(view, pool=place.pool, allowed=place.allowed, closing=place.closing)
 
     def _instances(self, assignments: Mapping[str, Assignment], now: float) -> Iterable[InstanceView]:
         members: dict[str, list[tuple[Assignment, InstanceAssignment]]] = {}
@@ -160,7 +165,7 @@ class Observer:
         removed = self.drains.removed_at.get(assigned.instance)
         if removed is None:
             return False, None
-        released = self._gateways.released(assigned.instance, removed)
+        released = self._gateways.released(assigned.instance, removed) and not self._places.routed(assigned.instance)
         wall_until = self._clock.now() + max(0.0, until - now)
         return released or now >= until, wall_until
 

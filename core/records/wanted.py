@@ -133,6 +133,8 @@ class ModelSpec:
     strategy: Strategy = field(default_factory=Strategy)
     pool: str = ""
     """The pool of slots that it runs on, as `namespace/name`; empty for slots that are in none."""
+    min_replicas: int = 0
+    """The written number counts as at least this one."""
 
     @property
     def key(self) -> str:

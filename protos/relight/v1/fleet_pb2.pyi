@@ -390,6 +390,7 @@ class ModelSpec(_message.Message):
     HOST_COPIES_FIELD_NUMBER: _builtins.int
     STRATEGY_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
+    MIN_REPLICAS_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     name: _builtins.str
     uri: _builtins.str
@@ -405,6 +406,7 @@ class ModelSpec(_message.Message):
     wake_deadline_seconds: _builtins.float
     host_copies: _builtins.int
     pool: _builtins.str
+    min_replicas: _builtins.int
     @_builtins.property
     def served_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -447,10 +449,11 @@ class ModelSpec(_message.Message):
         host_copies: _builtins.int = ...,
         strategy: Global___Strategy | None = ...,
         pool: _builtins.str = ...,
+        min_replicas: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "guardians", b"guardians", "scale_to_zero", b"scale_to_zero", "strategy", b"strategy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "devices_per_member", b"devices_per_member", "drain", b"drain", "engine", b"engine", "env", b"env", "guardians", b"guardians", "host_copies", b"host_copies", "max_replicas", b"max_replicas", "members", b"members", "memory_bytes", b"memory_bytes", "mode", b"mode", "name", b"name", "namespace", b"namespace", "pool", b"pool", "replicas", b"replicas", "revision", b"revision", "rungs", b"rungs", "scale_to_zero", b"scale_to_zero", "served_names", b"served_names", "start_deadline_seconds", b"start_deadline_seconds", "strategy", b"strategy", "uri", b"uri", "wake_deadline_seconds", b"wake_deadline_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "devices_per_member", b"devices_per_member", "drain", b"drain", "engine", b"engine", "env", b"env", "guardians", b"guardians", "host_copies", b"host_copies", "max_replicas", b"max_replicas", "members", b"members", "memory_bytes", b"memory_bytes", "min_replicas", b"min_replicas", "mode", b"mode", "name", b"name", "namespace", b"namespace", "pool", b"pool", "replicas", b"replicas", "revision", b"revision", "rungs", b"rungs", "scale_to_zero", b"scale_to_zero", "served_names", b"served_names", "start_deadline_seconds", b"start_deadline_seconds", "strategy", b"strategy", "uri", b"uri", "wake_deadline_seconds", b"wake_deadline_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,61 @@
+"""`relight-inject DIR`: puts into a shared directory what an engine's container needs of Relight and its image lacks.
+
+The supervisor and the plugin need nothing but a Python and what the engine has already; so they are copied, not
+installed, and the engine's image stays the user's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from importlib import import_module
+from pathlib import Path
+
+PARTS = ("core", "transfer", "plugin", "agent")
+_PYTHON = """#!/bin/sh
+here=$(CDPATH= cd -- "$(dirname -- "$0")/.." && pwd)
+export PYTHONPATH="$here/lib${PYTHONPATH:+:$PYTHONPATH}"
+socket="$1/s/supervisor.sock"
+"""
+PROGRAMS = {
+    # Process 1 of the engine's container: owns engines and zygotes, and outlives the agent that tells it what to start.
+    "relight-supervisor": """mkdir -p "$1/s"
+exec "${RELIGHT_PYTHON:-python3}" -m relight.agent.supervisor --socket "$socket" --journal "$1/supervisor.journal"
+""",
+    # Before a container is ended: waits until the controller has moved what runs here elsewhere.
+    "relight-leave": """exec "${RELIGHT_PYTHON:-python3}" -m relight.agent.supervisor.leave --socket "$socket"
+""",
+}
+
+
+def main() -> int:
+    """Exit status 0 when all of it is there, 2 when it cannot be written."""
+    parser = argparse.ArgumentParser(prog="relight-inject", description=__doc__)
+    parser.add_argument("directory", type=Path, help="shared with the engine's container")
+    directory = parser.parse_args().directory
+    try:
+        inject(directory)
+    except OSError as error:
+        print(f"relight-inject: {error}", file=sys.stderr)
+        return 2
+    print(f"relight-inject: {', '.join(PARTS)} are in {directory}", flush=True)
+    return 0
+
+
+def inject(directory: Path) -> None:
+    """Writes `lib` and `bin` below `directory`; what an earlier version left there is replaced whole."""
+    library = directory / "lib" / "relight"
+    shutil.rmtree(library, ignore_errors=True)
+    for part in PARTS:
+        source = Path(import_module(f"relight.{part}").__path__[0])
+        shutil.copytree(source, library / part, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+    for name, text in PROGRAMS.items():
+        program = directory / "bin" / name
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.write_text(_PYTHON + text)
+        program.chmod(0o755)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

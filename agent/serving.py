@@ -1,0 +1,174 @@
+"""The slot's serving port: where plain Services send requests, whichever engine is awake behind it.
+
+Endpoints lag behind labels and gates, and connections are kept: so the port itself refuses what is not for the engine
+that is ready here and now, before anything has reached it, with a status after which clients and routers try elsewhere.
+Only what serves is let through: an engine's own controls are the agent's alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import httpx
+import uvicorn
+from starlette.applications import Starlette
+from starlette.background import BackgroundTask
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from relight.agent.member import Member
+from relight.core.errors import Unavailable
+from relight.core.logs import get_logger
+from relight.core.states import State
+
+_log = get_logger("agent.serving")
+LARGEST_BODY = 64 << 20
+RETRY_AFTER = "1"
+"""Seconds; where it was refused, endpoints are about to say so too."""
+INCARNATION = "x-relight-incarnation"
+"""Of a request: it is for this incarnation alone. Of an answer: which one gave it."""
+_HOP = frozenset(
+    {"connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "host", "content-length"}
+)
+
+
+class Serving:
+    """One port. `members` says what is on this slot; `open`, `serve` until cancelled."""
+
+    def __init__(self, members: Callable[[], Iterator[Member]]) -> None:
+        self._members = members
+        self._client = httpx.AsyncClient(timeout=httpx.Timeout(None, connect=2.0), trust_env=False)
+        self._server: uvicorn.Server | None = None
+        self._socket: socket.socket | None = None
+
+    def open(self, host: str, port: int) -> str:
+        """Takes the port. Returns `host:port`. Raises Unavailable when it is taken."""
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            self._socket.bind((host, port))
+        except OSError as error:
+            self._socket.close()
+            raise Unavailable(f"cannot serve on {host}:{port}: {error.strerror}") from error
+        return f"{host}:{self._socket.getsockname()[1]}"
+
+    async def serve(self) -> None:
+        """Answers until cancelled; then what is under way is finished within a moment."""
+        methods = ["GET", "POST"]
+        app = Starlette(
+            routes=[
+                Route("/health", self._health),
+                Route("/v1/{path:path}", self._forward, methods=methods),
+                # Beside OpenAI's, vLLM's own names for the same; not what changes an engine.
+                *(Route(path, self._forward, methods=methods) for path in ("/tokenize", "/detokenize", "/ping")),
+            ]
+        )
+        config = uvicorn.Config(
+            app, log_config=None, access_log=False, lifespan="off", server_header=False, timeout_graceful_shutdown=5
+        )
+        self._server = _Server(config)
+        if self._socket is None:
+            raise Unavailable("the serving port is not open")
+        try:
+            await self._server.serve(sockets=[self._socket])
+        finally:
+            with contextlib.suppress(Exception):
+                await self._client.aclose()
+
+    def _ready(self) -> Member | None:
+        found = [m for m in self._members() if m.state is State.READY and m.report().endpoint is not None]
+        # One engine is awake on a device; of several on a slot's devices the newest is meant.
+        return max(found, key=lambda m: m.since, default=None)
+
+    async def _health(self, request: Request) -> Response:
+        member = self._ready()
+        if member is None:
+            return _refused("nothing is ready here")
+        return JSONResponse({"model": member.assignment.model, "instance": member.instance})
+
+    async def _forward(self, request: Request) -> Response:
+        body = await _whole(request)
+        if body is None:
+            return _error(413, f"a body of at most {LARGEST_BODY} bytes is taken", "body-too-large")
+        member = self._ready()
+        if member is None:
+            return _refused("nothing is ready here")
+        wrong = _not_for(member, request, body)
+        if wrong:
+            return _refused(wrong)
+        endpoint = member.report().endpoint
+        if endpoint is None:
+            return _refused("nothing is ready here")
+        headers = [(k, v) for k, v in request.headers.items() if k.lower() not in _HOP]
+        path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        asked = self._client.build_request(request.method, f"{endpoint.url}{path}", headers=headers, content=body)
+        try:
+            reply = await self._client.send(asked, stream=True)
+        except httpx.HTTPError as error:
+            _log.warning("request.failed", instance=member.instance, reason=f"{type(error).__name__}: {error}")
+            return _refused(f"{member.instance} does not answer")
+        passed = {k: v for k, v in reply.headers.items() if k.lower() not in _HOP}
+        passed[INCARNATION] = str(member.incarnation)
+        return StreamingResponse(
+            _pieces(reply), status_code=reply.status_code, headers=passed, background=BackgroundTask(reply.aclose)
+        )
+
+
+class _Server(uvicorn.Server):
+    """Without handlers of its own: signals belong to the agent."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def _pieces(reply: httpx.Response) -> AsyncIterator[bytes]:
+    # As they came, encoded or not: nothing here looks into an answer.
+    async for piece in reply.aiter_raw():
+        yield piece
+
+
+async def _whole(request: Request) -> bytes | None:
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > LARGEST_BODY:
+            return None
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _not_for(member: Member, request: Request, body: bytes) -> str:
+    """Why the request is not for what is ready here; empty when it is."""
+    wanted = request.headers.get(INCARNATION)
+    if wanted is not None and wanted != str(member.incarnation):
+        return f"incarnation {member.incarnation} is ready here, {wanted[:20]} is asked for"
+    if request.method != "POST" or not body:
+        return ""
+    try:
+        asked: Any = json.loads(body)
+    except (ValueError, RecursionError):
+        # The engine says better what is wrong with it.
+        return ""
+    name = asked.get("model") if isinstance(asked, dict) else None
+    spec = member.assignment.spec
+    names = spec.served_names or (spec.name,)
+    if isinstance(name, str) and name and name not in names:
+        return f"{', '.join(names)} is ready here, {name[:80]!r} is asked for"
+    return ""
+
+
+def _refused(message: str) -> Response:
+    return _error(503, message, "not-ready-here", {"Retry-After": RETRY_AFTER})
+
+
+def _error(status: int, message: str, code: str, headers: dict[str, str] | None = None) -> Response:
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    error = {"message": message, "type": kind, "param": None, "code": code}
+    return JSONResponse({"error": error}, status_code=status, headers=headers)

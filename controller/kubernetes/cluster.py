@@ -1,0 +1,76 @@
+"""A controller's place in a cluster: its connection, its turn to lead, and the operator that keeps both in step."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+from relight.controller.accept import Accept
+from relight.controller.config import KubernetesConfig
+from relight.controller.kubernetes.api import Api
+from relight.controller.kubernetes.election import Election
+from relight.controller.kubernetes.front import ResourceFront
+from relight.controller.kubernetes.operator import Operator
+from relight.controller.kubernetes.pods import Added
+from relight.controller.loop import Hooks
+from relight.core.clock import Clock
+from relight.core.ids import new_id
+
+EPOCHS_PER_TURN = 1 << 20
+"""How many epochs one leader may take, so that those of the next one are above whatever store it has."""
+
+
+class Cluster:
+    """`open`, `lead`, `keep`; `end` gives the lead up, `close` the connection."""
+
+    def __init__(self, api: Api, config: KubernetesConfig, clock: Clock) -> None:
+        self._api, self._config, self._clock = api, config, clock
+        identity = f"{config.identity or socket.gethostname()}_{new_id('c')}"
+        self._election = Election(api, config.namespace, config.lease, identity, clock, config.lease_seconds)
+        self._operator: Operator | None = None
+
+    @classmethod
+    async def open(cls, config: KubernetesConfig, clock: Clock) -> Cluster:
+        """Raises InvalidInput when there is no way to the API server."""
+        return cls(await Api.open(config.kubeconfig), config, clock)
+
+    async def close(self) -> None:
+        """Ends the connection."""
+        await self._api.close()
+
+    async def lead(self) -> None:
+        """Waits for this controller's turn."""
+        await self._election.win()
+
+    @property
+    def epoch_floor(self) -> int:
+        """Every epoch of this turn is above it, and every epoch of an earlier turn is not."""
+        return self._election.transitions * EPOCHS_PER_TURN
+
+    async def keep(self, accept: Accept, hooks: Hooks) -> Accept:
+        """Fills the caches and lets the operator hear of each pass. Returns what REST writes go through."""
+        config = self._config
+        added = Added(config.agent_image, config.controller_address, config.agent_secret, config.serving_port)
+        operator = Operator(
+            self._api, self._election, accept, accept.catalog, accept.reconciler, added, self._clock
+        )  # fmt: skip
+        hooks.passed, hooks.placed = operator.passed, operator.placed
+        self._operator = operator
+        # Before the first pass: a slot that stands nowhere would have its replicas taken away.
+        await operator.open()
+        return ResourceFront(accept.catalog, accept.reconciler, accept.clock, self._api)
+
+    def tasks(self) -> tuple[asyncio.Task[None], ...]:
+        """What runs while this controller leads; the end of one is the end of its turn."""
+        if self._operator is None:
+            return ()
+        return (
+            asyncio.create_task(self._operator.run(), name="operator"),
+            asyncio.create_task(self._election.keep(), name="election"),
+        )
+
+    async def end(self) -> None:
+        """Lets another lead at once, and stops watching."""
+        await self._election.release()
+        if self._operator is not None:
+            await self._operator.close()

@@ -1,0 +1,383 @@
+"""Slot pods: what they are made of, how many there shall be, which go, and what their labels and gate say. Pure."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from relight.controller.kubernetes.api import Object
+from relight.controller.kubernetes.resources import (
+    CLOSING,
+    DEVICE_POOL,
+    GROUP,
+    MODEL_LABEL,
+    POOL_LABEL,
+    PROVEN_GATE,
+    STATE_LABEL,
+    DevicePoolSpec,
+    EngineRuntimeSpec,
+)
+from relight.controller.observe.places import Place
+from relight.core.errors import FieldError, InvalidInput
+from relight.core.records import Desired, InstanceView, Snapshot
+from relight.core.states import State
+
+TEMPLATE_LABEL = f"{GROUP}/template"
+ENGINE, AGENT = "engine", "agent"
+SHARED, SHARED_PATH = "relight", "/relight"
+CREATED_AT_ONCE = 50
+LEAVE_SECONDS = 120
+"""How long a deleted slot pod may take to move its replica elsewhere and drain, where the template does not say."""
+_LEAVE: Object = {"preStop": {"exec": {"command": [f"{SHARED_PATH}/bin/relight-leave", f"{SHARED_PATH}/state"]}}}
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """What Relight adds to a slot pod: its images, and where the agent finds the controller and its secrets."""
+
+    agent_image: str
+    controller_address: str
+    secret: str
+    """A Secret of the pool's namespace: `agent.json`, and the certificates that it names."""
+    serving_port: int = 8000
+
+
+def slot_of(pod: Object) -> str:
+    """The slot's name: unique in the cluster, and the same for the pod's whole life."""
+    return f"{pod['metadata']['name']}.{pod['metadata']['namespace']}"
+
+
+def template_digest(spec: DevicePoolSpec, runtime: EngineRuntimeSpec) -> str:
+    """Names what a slot pod is made of, for a label."""
+    made_of = [spec.slot.model_dump(), spec.pod_template, runtime.image]
+    return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def slot_pod(pool: Object, spec: DevicePoolSpec, runtime: EngineRuntimeSpec, added: Added) -> Object:
+    """A pod for one more slot of `pool`: the user's template whole, and what Relight adds.
+
+    Raises InvalidInput when the template and what is added contradict each other.
+    """
+    metadata = pool["metadata"]
+    template = copy.deepcopy(spec.pod_template)
+    of_template = template.get("metadata") or {}
+    body: Object = template.get("spec") or {}
+    labels = {
+        **(of_template.get("labels") or {}),
+        POOL_LABEL: metadata["name"],
+        STATE_LABEL: "idle",
+        TEMPLATE_LABEL: template_digest(spec, runtime),
+        "app.kubernetes.io/managed-by": "relight",
+    }
+    engine, agent = _engine(body, spec, runtime, added), _agent(body, added)
+    others = [c for c in body.get("containers") or [] if c.get("name") not in (ENGINE, AGENT)]
+    body["containers"] = [engine, agent, *others]
+    # Relight's own files come with the agent's image: the engine's image is never rebuilt.
+    inject = {
+        "name": "relight-inject",
+        "image": added.agent_image,
+        "command": ["relight-inject", SHARED_PATH],
+        "volumeMounts": [_mount()],
+    }
+    body["initContainers"] = [inject, *(body.get("initContainers") or [])]
+    body["volumes"] = [
+        *(body.get("volumes") or []),
+        {"name": SHARED, "emptyDir": {}},
+        {"name": f"{SHARED}-secret", "secret": {"secretName": added.secret}},
+    ]
+    # The agent measures what the engines' processes hold, and ends whole trees of them.
+    body["shareProcessNamespace"] = True
+    body.setdefault("terminationGracePeriodSeconds", LEAVE_SECONDS)
+    body["readinessGates"] = [*(body.get("readinessGates") or []), {"conditionType": PROVEN_GATE}]
+    if spec.slot.resource_claim_template_name:
+        claim = {"name": "devices", "resourceClaimTemplateName": spec.slot.resource_claim_template_name}
+        body["resourceClaims"] = [*(body.get("resourceClaims") or []), claim]
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "generateName": f"{metadata['name']}-",
+            "namespace": metadata["namespace"],
+            "labels": labels,
+            "annotations": of_template.get("annotations") or {},
+            "ownerReferences": [
+                {
+                    "apiVersion": DEVICE_POOL.api_version,
+                    "kind": DEVICE_POOL.kind,
+                    "name": metadata["name"],
+                    "uid": metadata["uid"],
+                    "controller": True,
+                    "blockOwnerDeletion": True,
+                }
+            ],
+        },
+        "spec": body,
+    }
+
+
+def _mount() -> Object:
+    return {"name": SHARED, "mountPath": SHARED_PATH}
+
+
+def _named(body: Object, name: str) -> Object:
+    found: list[Object] = [c for c in body.get("containers") or [] if c.get("name") == name]
+    return found[0] if found else {"name": name}
+
+
+def _engine(body: Object, spec: DevicePoolSpec, runtime: EngineRuntimeSpec, added: Added) -> Object:
+    """The engine's container: Relight's supervisor is its first process, and starts engines on the agent's word."""
+    container = _named(body, ENGINE)
+    image = container.get("image") or runtime.image
+    if not image:
+        expected = "an image in the runtime, or in the template's container `engine`"
+        raise InvalidInput("a slot pod has no image", [FieldError("spec.image", expected, "none")])
+    resources = copy.deepcopy(container.get("resources") or {})
+    if spec.slot.resource_name:
+        for part in ("requests", "limits"):
+            resources[part] = {**(resources.get(part) or {}), spec.slot.resource_name: str(spec.slot.devices)}
+    else:
+        resources["claims"] = [*(resources.get("claims") or []), {"name": "devices"}]
+    return {
+        **container,
+        "image": image,
+        "command": [f"{SHARED_PATH}/bin/relight-supervisor", f"{SHARED_PATH}/state"],
+        "resources": resources,
+        "volumeMounts": [*(container.get("volumeMounts") or []), _mount()],
+        "lifecycle": {**_LEAVE, **(container.get("lifecycle") or {})},
+    }
+
+
+def _agent(body: Object, added: Added) -> Object:
+    """The agent's container: it holds no devices and may be replaced while engines run."""
+    container = _named(body, AGENT)
+    own = [
+        {"name": "RELIGHT_POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        {"name": "RELIGHT_NAMESPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}},
+        {"name": "RELIGHT_ADDRESS", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+    ]
+    command = [
+        "relight-agent", "--config", "/etc/relight/agent.json", "--slot", "$(RELIGHT_POD).$(RELIGHT_NAMESPACE)",
+        "--controller", added.controller_address, "--address", "$(RELIGHT_ADDRESS)",
+        "--serving-port", str(added.serving_port), "--shared", SHARED_PATH,
+    ]  # fmt: skip
+    secret = {"name": f"{SHARED}-secret", "mountPath": "/etc/relight", "readOnly": True}
+    return {
+        **container,
+        "image": container.get("image") or added.agent_image,
+        "command": command,
+        "env": [*(container.get("env") or []), *own],
+        "ports": [*(container.get("ports") or []), {"name": "serving", "containerPort": added.serving_port}],
+        "volumeMounts": [*(container.get("volumeMounts") or []), _mount(), secret],
+        "lifecycle": {**_LEAVE, **(container.get("lifecycle") or {})},
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a slot holds: replicas that serve or are on their way, and dormant instances."""
+
+    replicas: int = 0
+    guardians: int = 0
+
+
+def held(snapshot: Snapshot) -> dict[str, Held]:
+    """By slot."""
+    found: dict[str, Held] = {}
+    for instance in snapshot.instances:
+        if instance.remembered or instance.state is State.GONE:
+            continue
+        dormant = instance.desired is Desired.DORMANT and instance.state is not State.READY
+        for member in instance.members:
+            known = found.get(member.slot, Held())
+            found[member.slot] = Held(known.replicas + (not dormant), known.guardians + dormant)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStep:
+    """What to do next for a pool: how many pods to make, which to delete, and what their annotation shall say."""
+
+    create: int
+    delete: tuple[Object, ...]
+    close: tuple[tuple[Object, str], ...]
+    reopen: tuple[Object, ...]
+
+
+def pool_step(replicas: int, digest: str, pods: Sequence[Object], slots: Mapping[str, Held]) -> PoolStep:
+    """Makes what is missing; closes what is too much or made otherwise, and deletes it once nothing serves there.
+
+    Pods that were made by an earlier template go one at a time, and only while all the others are there and ready to
+    take what they hold.
+    """
+    over = [p for p in pods if _phase(p) in ("Failed", "Succeeded") and not _deleted(p)]
+    alive = [p for p in pods if not _deleted(p) and p not in over]
+    alive.sort(key=lambda p: _cheapness(p, digest, slots))
+    surplus = max(0, len(alive) - replicas)
+    leaving = {_name(p): "its pool has fewer slots" for p in alive[:surplus]}
+    staying = alive[surplus:]
+    outdated = [p for p in staying if _labels(p).get(TEMPLATE_LABEL) != digest]
+    if outdated and len(staying) == replicas and all(_phase(p) == "Running" for p in staying):
+        already = [p for p in outdated if CLOSING in _annotations(p)]
+        leaving[_name((already or outdated)[0])] = "its pool's template is another by now"
+    empty = [p for p in alive if _name(p) in leaving and not slots.get(slot_of(p), Held()).replicas]
+    close = [
+        (p, leaving[_name(p)])
+        for p in alive
+        if _name(p) in leaving and p not in empty and _annotations(p).get(CLOSING) != leaving[_name(p)]
+    ]
+    reopen = [p for p in alive if _name(p) not in leaving and CLOSING in _annotations(p)]
+    missing = max(0, replicas - len(alive))
+    return PoolStep(min(missing, CREATED_AT_ONCE), (*over, *empty), tuple(close), tuple(reopen))
+
+
+def _cheapness(pod: Object, digest: str, slots: Mapping[str, Held]) -> tuple[bool, bool, int, int, bool, str]:
+    found = slots.get(slot_of(pod), Held())
+    return (
+        CLOSING not in _annotations(pod),
+        _phase(pod) == "Running",
+        found.replicas,
+        found.guardians,
+        _labels(pod).get(TEMPLATE_LABEL) == digest,
+        _name(pod),
+    )
+
+
+def places(pods: Mapping[str, Object], nodes: Mapping[str, Object], pools: Mapping[str, Object]) -> dict[str, Place]:
+    """Where each slot pod stands, and why it closes, by slot."""
+    found = {}
+    for pod in pods.values():
+        pool = _labels(pod).get(POOL_LABEL)
+        if not pool:
+            continue
+        namespace = pod["metadata"]["namespace"]
+        spec = (pools.get(f"{namespace}/{pool}") or {}).get("spec") or {}
+        allowed = tuple(f"{namespace}/{name}" for name in spec.get("allowedModels") or [])
+        node = nodes.get((pod.get("spec") or {}).get("nodeName") or "")
+        found[slot_of(pod)] = Place(f"{namespace}/{pool}", allowed, _closing(pod, node))
+    return found
+
+
+def _closing(pod: Object, node: Object | None) -> str:
+    if _deleted(pod):
+        return "its pod is being deleted"
+    if _phase(pod) in ("Failed", "Succeeded"):
+        return f"its pod has ended: {(pod.get('status') or {}).get('reason') or _phase(pod)}"
+    told = _annotations(pod).get(CLOSING)
+    if told:
+        return str(told)
+    if node is not None:
+        if (node.get("spec") or {}).get("unschedulable"):
+            return f"node {node['metadata']['name']} is cordoned"
+        ready = _condition(node, "Ready")
+        if ready is not None and ready.get("status") != "True":
+            return f"node {node['metadata']['name']} is not ready"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What a slot pod shows: the model of its awake replica, its state, and whether that one is proven."""
+
+    model: str = ""
+    state: str = "idle"
+    proven: bool = False
+    reason: str = "NoReplica"
+
+
+def marks(snapshot: Snapshot) -> dict[str, Mark]:
+    """By slot; a slot with nothing to show is absent."""
+    found: dict[str, Mark] = {}
+    for instance in sorted(snapshot.instances, key=lambda i: i.instance):
+        if instance.remembered or instance.state is State.GONE or not instance.members:
+            continue
+        mark = _mark(instance)
+        for n, member in enumerate(instance.members):
+            # Requests go to the first member; the others hold ranks of it.
+            own = mark if n == 0 else Mark("", mark.state, False, "NotTheFirstMember")
+            known = found.get(member.slot)
+            if known is None or _WEIGHT[own.state] > _WEIGHT[known.state]:
+                found[member.slot] = own
+    return found
+
+
+_WEIGHT = {s: n for n, s in enumerate(("idle", "failed", "guardian", "starting", "waking", "draining", "ready"))}
+
+
+def _mark(instance: InstanceView) -> Mark:
+    model = instance.model.partition("/")[2]
+    state = instance.state
+    if instance.desired is Desired.READY and state is State.READY and instance.failure is None:
+        return Mark(model, "ready", True, "Proven")
+    if state is State.FAILED:
+        return Mark("", "failed", False, "Failed")
+    if state is State.DRAINING or (state is State.READY and instance.desired is not Desired.READY):
+        return Mark(model, "draining", False, "Draining")
+    if instance.desired is Desired.READY:
+        dormant = state in (State.WAKING, State.DORMANT, State.SLEEPING)
+        return Mark(model, "waking", False, "Waking") if dormant else Mark(model, "starting", False, "Starting")
+    if instance.desired is Desired.DORMANT:
+        return Mark("", "guardian", False, "Dormant")
+    return Mark("", "idle", False, "Ending")
+
+
+def label_patch(pod: Object, mark: Mark) -> Object | None:
+    """What makes the pod's labels say `mark`; None when they do."""
+    labels = _labels(pod)
+    wanted = {STATE_LABEL: mark.state, MODEL_LABEL: mark.model or None}
+    changed = {k: v for k, v in wanted.items() if labels.get(k) != v}
+    if not changed:
+        return None
+    return {"metadata": {"resourceVersion": pod["metadata"]["resourceVersion"], "labels": changed}}
+
+
+def gate_patch(pod: Object, mark: Mark, now: str) -> Object | None:
+    """What makes the pod's readiness gate say `mark`, as a strategic merge of its status; None when it does."""
+    known = _condition(pod, PROVEN_GATE)
+    status = "True" if mark.proven else "False"
+    if known is not None and known.get("status") == status and known.get("reason") == mark.reason:
+        return None
+    changed = known is None or known.get("status") != status
+    condition = {
+        "type": PROVEN_GATE,
+        "status": status,
+        "reason": mark.reason,
+        "lastTransitionTime": now if changed or known is None else known.get("lastTransitionTime"),
+    }
+    return {
+        "metadata": {"resourceVersion": pod["metadata"]["resourceVersion"]},
+        "status": {"conditions": [condition]},
+    }
+
+
+def is_proven(pod: Object) -> bool:
+    """Whether the pod's gate lets requests in, as last seen."""
+    known = _condition(pod, PROVEN_GATE)
+    return known is not None and known.get("status") == "True"
+
+
+def _condition(found: Object, type_: str) -> Object | None:
+    conditions: list[Object] = (found.get("status") or {}).get("conditions") or []
+    return next((c for c in conditions if c.get("type") == type_), None)
+
+
+def _labels(found: Object) -> Mapping[str, str]:
+    return found["metadata"].get("labels") or {}
+
+
+def _annotations(found: Object) -> Mapping[str, str]:
+    return found["metadata"].get("annotations") or {}
+
+
+def _name(found: Object) -> str:
+    return str(found["metadata"]["name"])
+
+
+def _deleted(found: Object) -> bool:
+    return bool(found["metadata"].get("deletionTimestamp"))
+
+
+def _phase(pod: Object) -> str:
+    return str((pod.get("status") or {}).get("phase") or "Pending")

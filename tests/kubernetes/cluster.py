@@ -1,0 +1,248 @@
+"""Relight in the test's cluster: controllers as processes under their service account, slot pods, models, requests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+from tests.kubernetes.plane import ControlPlane
+from tests.kubernetes.plane.processes import free_ports
+from tests.kubernetes.slots import Kubelets, end
+
+from relight.controller.kubernetes.api import POD, Api, Kind, Object
+from relight.controller.kubernetes.resources import DEVICE_POOL, ENGINE_RUNTIME, GROUP, MODEL_DEPLOYMENT
+from relight.core.auth import hash_token
+
+DEADLINE = 40.0
+TOKENS = {"viewer": "t-viewer", "operator": "t-operator", "agent": "t-agent", "gateway": "t-gateway"}
+ENDPOINTS = Kind("", "v1", "endpoints", "Endpoints")
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ROOT / "src"
+SYSTEM = "relight-system"
+LEASE_SECONDS = 3.0
+RESOURCE = "example.com/device"
+
+
+def manifests() -> list[str]:
+    """What a cluster installs, without what this server is too old for."""
+    definitions = list(yaml.safe_load_all((ROOT / "deploy" / "kubernetes" / "definitions.yaml").read_text()))
+    for found in definitions:
+        for version in found["spec"]["versions"]:
+            version["schema"]["openAPIV3Schema"]["properties"]["spec"].pop("x-kubernetes-validations", None)
+    return [yaml.safe_dump_all(definitions), (ROOT / "deploy" / "kubernetes" / "rbac.yaml").read_text()]
+
+
+class ControllerProcess:
+    """One candidate, with a store of its own: losing it loses no intent."""
+
+    def __init__(self, cluster: Cluster, name: str, **settings: Any) -> None:
+        self.name, self._cluster = name, cluster
+        self.directory = cluster.root / name
+        self.directory.mkdir()
+        self.http_port, self.grpc_port = free_ports(2)
+        self.process: asyncio.subprocess.Process | None = None
+        self.config = {
+            "state_path": str(self.directory / "state.db"),
+            "http": {"port": self.http_port},
+            "grpc": {"port": cluster.grpc_port},
+            "tokens": [{"sha256": hash_token(t), "name": role, "roles": [role]} for role, t in TOKENS.items()],
+            "slot_grace_seconds": 3.0,
+            "gateway_grace_seconds": 0.5,
+            "kubernetes": {
+                "kubeconfig": str(cluster.kubeconfig),
+                "namespace": SYSTEM,
+                "lease": cluster.lease,
+                "lease_seconds": LEASE_SECONDS,
+                "identity": name,
+                "agent_image": "relight/agent:test",
+                "controller_address": f"127.0.0.1:{cluster.grpc_port}",
+            },
+            **settings,
+        }
+
+    @property
+    def log(self) -> Path:
+        return self.directory / "controller.log"
+
+    def events(self) -> list[dict[str, Any]]:
+        """What it has logged."""
+        lines = self.log.read_text().splitlines() if self.log.exists() else []
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
+    def said(self, event: str) -> int:
+        return sum(e["event"] == event for e in self.events())
+
+    async def start(self) -> None:
+        path = self.directory / "controller.json"
+        path.write_text(json.dumps(self.config))
+        with self.log.open("ab") as log:
+            self.process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "relight.controller", "--config", str(path),
+                stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
+                env={**os.environ, "PYTHONPATH": str(SOURCES)},
+                start_new_session=True,
+            )  # fmt: skip
+
+    async def leads(self) -> None:
+        await self._cluster.until(lambda: self.said("controller.ready"), f"{self.name} to lead")
+
+    async def stop(self) -> None:
+        await end(self.process)
+
+
+class Cluster:
+    """Everything of one test: a namespace of its own, one or more controllers, the pods' processes."""
+
+    def __init__(self, plane: ControlPlane, api: Api, namespace: str, root: Path) -> None:
+        self.plane, self.api, self.namespace, self.root = plane, api, namespace, root
+        self.lease = f"relight-{namespace}"
+        (self.grpc_port,) = free_ports(1)
+        self.controllers: list[ControllerProcess] = []
+        self.kubelets = Kubelets(api, namespace)
+        account = plane.service_account("relight-controller", SYSTEM)
+        self.kubeconfig = account.kubeconfig
+
+    async def controller(self, name: str = "one", **settings: Any) -> ControllerProcess:
+        made = ControllerProcess(self, name, **settings)
+        self.controllers.append(made)
+        await made.start()
+        return made
+
+    # -- objects
+
+    async def apply(self, *objects: Object) -> None:
+        await asyncio.to_thread(self.plane.apply, yaml.safe_dump_all(objects))
+
+    async def kubectl(self, *words: str) -> str:
+        return await asyncio.to_thread(self.plane.kubectl, "--namespace", self.namespace, *words)
+
+    def object(self, kind: Kind, name: str, spec: Object, **metadata: Any) -> Object:
+        return {
+            "apiVersion": kind.api_version, "kind": kind.kind,
+            "metadata": {"name": name, "namespace": self.namespace, **metadata}, "spec": spec,
+        }  # fmt: skip
+
+    def runtime(self, **spec: Any) -> Object:
+        return self.object(ENGINE_RUNTIME, "stub", {"engine": "stub", "image": "example/engine:1", **spec})
+
+    def pool(self, replicas: int, name: str = "pool", **spec: Any) -> Object:
+        body = {"replicas": replicas, "slot": {"devices": 1, "resourceName": RESOURCE}, "runtimeRef": {"name": "stub"}}
+        return self.object(DEVICE_POOL, name, {**body, **spec})
+
+    def model(self, name: str = "m", **spec: Any) -> Object:
+        body = {
+            "model": {"uri": "/models/m", "revision": "r1"},
+            "runtimeRef": {"name": "stub"},
+            "poolRef": {"name": "pool"},
+            **spec,
+        }
+        return self.object(MODEL_DEPLOYMENT, name, body)
+
+    def secret(self, **agent: Any) -> Object:
+        """What agents in slot pods start with."""
+        config = {
+            "slot": "told-on-the-command-line",
+            "controller_address": "told:1",
+            "token": TOKENS["agent"],
+            "state_dir": "/told",
+            "devices": [{"id": "cpu-0", "memory_bytes": 1 << 30}],
+            "engines": {"stub": {}},
+            "health_seconds": 0.5,
+            **agent,
+        }
+        return {
+            "apiVersion": "v1", "kind": "Secret", "stringData": {"agent.json": json.dumps(config)},
+            "metadata": {"name": "relight-agent", "namespace": self.namespace},
+        }  # fmt: skip
+
+    def service(self, name: str = "m") -> Object:
+        spec = {"selector": {f"{GROUP}/model": name}, "ports": [{"port": 80, "targetPort": "serving"}]}
+        return self.object(Kind("", "v1", "services", "Service"), name, spec)
+
+    async def get(self, kind: Kind, name: str) -> Object:
+        return await self.api.get(kind, self.namespace, name)
+
+    async def status(self, name: str = "m") -> Object:
+        found = await self.get(MODEL_DEPLOYMENT, name)
+        return found.get("status") or {}
+
+    async def pods(self) -> list[Object]:
+        items, _ = await self.api.list(POD)
+        return [p for p in items if p["metadata"]["namespace"] == self.namespace]
+
+    async def endpoints(self, name: str = "m") -> int:
+        """How many addresses a plain Service has for the model."""
+        found = await self.get(ENDPOINTS, name)
+        return sum(len(s.get("addresses") or []) for s in found.get("subsets") or [])
+
+    # -- waiting
+
+    async def until(
+        self, ask: Callable[[], Awaitable[Any] | Any], what: str, holds: Callable[[Any], Any] = bool,
+        seconds: float = DEADLINE,
+    ) -> Any:  # fmt: skip
+        """What `ask` says once `holds` is true of it."""
+        said = None
+        try:
+            async with asyncio.timeout(seconds):
+                while True:
+                    said = ask()
+                    if isinstance(said, Awaitable):
+                        said = await said
+                    if holds(said):
+                        return said
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            raise AssertionError(f"expected {what}, got {said}\n{self.story()}") from None
+
+    async def stands(self, name: str = "m", **fields: Any) -> Object:
+        """The model's status once it says all of this."""
+        return await self.until(
+            lambda: self.status(name),
+            f"{name} to say {fields}",
+            lambda s: all(s.get(k) == v for k, v in fields.items()),
+        )
+
+    def story(self) -> str:
+        parts = [c.log.read_text()[-6000:] for c in self.controllers if c.log.exists()]
+        parts += [s.logs for s in self.kubelets.slots.values()]
+        return "\n".join(parts)
+
+    async def stop(self) -> None:
+        for kind in (MODEL_DEPLOYMENT, DEVICE_POOL):
+            await asyncio.to_thread(
+                self.plane.kubectl, "--namespace", self.namespace, "delete", f"{kind.plural}.{kind.group}", "--all",
+                "--wait=false",
+            )  # fmt: skip
+        for controller in self.controllers:
+            await controller.stop()
+        # With no controller left nobody takes finalizers away.
+        for found in (await self.api.list(MODEL_DEPLOYMENT))[0]:
+            if found["metadata"]["namespace"] == self.namespace:
+                await self.api.patch(
+                    MODEL_DEPLOYMENT, self.namespace, found["metadata"]["name"], {"metadata": {"finalizers": None}}
+                )
+        await self.kubelets.stop()
+
+
+@asynccontextmanager
+async def made(plane: ControlPlane, namespace: str) -> AsyncIterator[Cluster]:
+    """A cluster of one test, ended with it."""
+    with tempfile.TemporaryDirectory(prefix="rc-") as root:
+        api = await Api.open(plane.admin.kubeconfig)
+        plane.apply(yaml.safe_dump({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}))
+        cluster = Cluster(plane, api, namespace, Path(root))
+        cluster.kubelets.start()
+        try:
+            yield cluster
+        finally:
+            await cluster.stop()
+            await api.close()

@@ -1,0 +1,189 @@
+"""What a node's kubelet would do for slot pods, with real processes: hollow kubelets only pretend to run containers.
+
+Commands, arguments and mounts are taken from the pods that the controller made; each pod has a loopback address of its
+own for its IP, and its shared volume is a directory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.kubernetes.admission import KEPT
+
+from relight.controller.kubernetes.api import POD, Api, Kind, Object
+from relight.controller.kubernetes.cache import Cache
+from relight.controller.kubernetes.pods import SHARED_PATH
+from relight.controller.kubernetes.resources import POOL_LABEL
+from relight.core.errors import NotFound
+
+SECRET = Kind("", "v1", "secrets", "Secret")
+MODULES = {"relight-agent": "relight.agent", "relight-inject": "relight.agent.inject"}
+SOURCES = Path(__file__).resolve().parents[2] / "src"
+GRACE_SECONDS = 20.0
+
+
+@dataclass
+class SlotPod:
+    """The processes of one pod."""
+
+    name: str
+    address: str
+    directory: Path
+    engine: asyncio.subprocess.Process | None = None
+    agent: asyncio.subprocess.Process | None = None
+    pod: Object = field(default_factory=dict)
+
+    @property
+    def logs(self) -> str:
+        return "".join(f"--- {p}\n{p.read_text()[-3000:]}" for p in sorted(self.directory.rglob("*.log")))
+
+
+class Kubelets:
+    """Runs the slot pods that the scheduler has bound, until they are deleted."""
+
+    def __init__(self, api: Api, namespace: str) -> None:
+        self._api, self._namespace = api, namespace
+        self._wanted = asyncio.Event()
+        self._cache = Cache(api, POD, self._wanted.set, POOL_LABEL)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._used = 0
+        self.slots: dict[str, SlotPod] = {}
+        self.root = Path(tempfile.mkdtemp(prefix="rk-"))
+        self.hold: set[str] = set()
+        """Pods of which nothing is ended when they are deleted, as if their node had been cut off."""
+
+    def start(self) -> None:
+        self._tasks = [asyncio.create_task(self._cache.run()), asyncio.create_task(self._run())]
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(self._end(s, leave=False) for s in list(self.slots.values())))
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    @property
+    def pods(self) -> dict[str, Object]:
+        return {k: p for k, p in self._cache.objects.items() if p["metadata"]["namespace"] == self._namespace}
+
+    async def _run(self) -> None:
+        ending: dict[str, asyncio.Task[None]] = {}
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            for key, pod in self.pods.items():
+                bound = (pod.get("spec") or {}).get("nodeName")
+                if bound and key not in self.slots and not pod["metadata"].get("deletionTimestamp"):
+                    self._used += 1
+                    name = pod["metadata"]["name"]
+                    slot = SlotPod(name, f"127.1.{os.getpid() % 250}.{self._used}", self.root / name, pod=pod)
+                    self.slots[key] = slot
+                    await self._begin(slot)
+            for key, slot in list(self.slots.items()):
+                present = self.pods.get(key)
+                gone = present is None or present["metadata"].get("deletionTimestamp")
+                if gone and key not in ending and slot.name not in self.hold:
+                    ending[key] = asyncio.create_task(self._end(slot, leave=True))
+
+    async def _begin(self, slot: SlotPod) -> None:
+        slot.directory.mkdir()
+        (slot.directory / "shared").mkdir()
+        for container in json.loads(slot.pod["metadata"]["annotations"][KEPT]):
+            process = await self._process(slot, container, container["command"])
+            assert await process.wait() == 0, slot.logs
+        await self._mount(slot)
+        await self.run_engine(slot)
+        await self.run_agent(slot)
+
+    async def _mount(self, slot: SlotPod) -> None:
+        (volume,) = (v for v in slot.pod["spec"]["volumes"] if "secret" in v and "relight" in v["name"])
+        try:
+            secret = await self._api.get(SECRET, self._namespace, volume["secret"]["secretName"])
+        except NotFound:
+            return
+        for name, data in secret["data"].items():
+            path = slot.directory / "etc" / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(base64.b64decode(data))
+
+    def _container(self, slot: SlotPod, name: str) -> Object:
+        return next(c for c in slot.pod["spec"]["containers"] if c["name"] == name)
+
+    async def run_engine(self, slot: SlotPod) -> None:
+        container = self._container(slot, "engine")
+        slot.engine = await self._process(slot, container, container["command"])
+
+    async def run_agent(self, slot: SlotPod) -> None:
+        container = self._container(slot, "agent")
+        slot.agent = await self._process(slot, container, container["command"])
+
+    async def _process(self, slot: SlotPod, container: Object, command: list[str]) -> asyncio.subprocess.Process:
+        env = {
+            **os.environ, "PYTHONPATH": str(SOURCES), "RELIGHT_PYTHON": sys.executable,
+            **{v["name"]: _value(v, slot) for v in container.get("env") or []},
+        }  # fmt: skip
+        words = [re.sub(r"\$\((\w+)\)", lambda m: env.get(m[1], m[0]), word) for word in command]
+        words = [self._inside(slot, word) for word in words]
+        if words[0] in MODULES:
+            words = [sys.executable, "-m", MODULES[words[0]], *words[1:]]
+        with (slot.directory / f"{container['name']}.log").open("ab") as log:
+            return await asyncio.create_subprocess_exec(
+                *words, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, env=env, start_new_session=True
+            )
+
+    @staticmethod
+    def _inside(slot: SlotPod, word: str) -> str:
+        word = word.replace("/etc/relight", str(slot.directory / "etc"))
+        return re.sub(rf"^{SHARED_PATH}(?=/|$)", str(slot.directory / "shared"), word)
+
+    async def _end(self, slot: SlotPod, *, leave: bool) -> None:
+        if leave:
+            for name in ("engine", "agent"):
+                container = self._container(slot, name)
+                hook = await self._process(slot, container, container["lifecycle"]["preStop"]["exec"]["command"])
+                try:
+                    await asyncio.wait_for(hook.wait(), GRACE_SECONDS)
+                except TimeoutError:
+                    hook.kill()
+                    await hook.wait()
+        for process in (slot.agent, slot.engine):
+            await end(process)
+
+    async def upgrade_agent(self, slot: SlotPod) -> None:
+        """The agent's container is replaced in place; the engine's runs on."""
+        await end(slot.agent)
+        await self.run_agent(slot)
+
+
+async def end(process: asyncio.subprocess.Process | None, number: signal.Signals = signal.SIGTERM) -> None:
+    if process is None or process.returncode is not None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(number)
+    try:
+        await asyncio.wait_for(process.wait(), GRACE_SECONDS)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+def _value(variable: dict[str, Any], slot: SlotPod) -> str:
+    path = ((variable.get("valueFrom") or {}).get("fieldRef") or {}).get("fieldPath")
+    if path == "status.podIP":
+        return slot.address
+    found: Any = slot.pod
+    for part in path.split(".") if path else ():
+        found = found[part]
+    return str(found) if path else variable.get("value", "")
