@@ -71,6 +71,7 @@ class Reconciler:
         self._catalog, self._clock, self._lease, self._hooks = catalog, clock, lease, hooks
         self._wanted = asyncio.Event()
         self._compacted = 0
+        self._breaks = 0
         self.recorder = Recorder(catalog, clock)
         self.fleet = Fleet(clock, slot_grace_seconds, self.wake)
         self.gateways = Gateways(clock, gateway_grace_seconds, self.wake, self.recorder.span)
@@ -92,7 +93,8 @@ class Reconciler:
         self._wanted.set()
 
     def _stored(self, keys: frozenset[str]) -> None:
-        if any(key.startswith(("models/", "failures/", "activity/")) for key in keys):
+        broken = self._catalog.breaks != self._breaks
+        if broken or any(key.startswith(("models/", "failures/", "activity/")) for key in keys):
             self.wake()
 
     async def run(self) -> None:
@@ -132,6 +134,7 @@ class Reconciler:
         begun_at = self._clock.now()
         await self._stay_newest()
         await self._adopt()
+        await self._still_lead()
         snapshot = self.snapshot()
         made = self.preview(snapshot)
         changes = build(self._catalog, snapshot, made, self._clock, begun_at)
@@ -151,6 +154,7 @@ class Reconciler:
                     reason=placement.reason,
                 )
                 self._hooks.placed(placement)
+            await self._still_lead()
             snapshot = self.snapshot()
         self._route(snapshot, made)
         self.rings.update(self._lease.epoch, snapshot)
@@ -203,6 +207,12 @@ class Reconciler:
         if self._catalog.revision - self._compacted > 2 * HISTORY:
             self._compacted = self._catalog.revision - HISTORY
             await self._catalog.store.compact(self._compacted)
+
+    async def _still_lead(self) -> None:
+        """Where the history broke off the lease may be gone with it, and what is stored is no ground to act on."""
+        while (breaks := self._catalog.breaks) != self._breaks:
+            await self.renew(self._lease.expires_at - self._clock.now())
+            self._breaks = breaks
 
     async def _stay_newest(self) -> None:
         """Takes a higher epoch when an agent has seen one: the store was lost or went back in time."""

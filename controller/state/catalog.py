@@ -135,6 +135,8 @@ class Catalog:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.revision = 0
+        self.breaks = 0
+        """How often the history broke off: what is stored now may be anything, or nothing."""
         self._tables = _Tables()
         self._listeners: list[Callable[[frozenset[str]], None]] = []
         self._arrived = asyncio.Condition()
@@ -222,11 +224,17 @@ class Catalog:
 
     async def _fill(self) -> None:
         entries, revision = await self.store.list("")
+        before = self._names()
         self._tables = _Tables()
         for entry in entries:
             self._take(Change(entry.key, entry.value, entry.revision))
         self.revision = revision
-        self._tell({entry.key for entry in entries})
+        self._tell(before | self._names())
+        async with self._arrived:
+            self._arrived.notify_all()
+
+    def _names(self) -> set[str]:
+        return {f"{kind}/{name}" for kind, table in self._tables.by_kind.items() for name in table}
 
     async def _follow(self) -> None:
         while True:
@@ -240,10 +248,21 @@ class Catalog:
                 return
             except TooOld:
                 log.warning("catalog.too-old", revision=self.revision)
+                await self._refill()
+            except Unavailable as error:
+                log.warning("catalog.unavailable", error=str(error))
+                await asyncio.sleep(error.retry_after)
+
+    async def _refill(self) -> None:
+        self.breaks += 1
+        while True:
+            try:
                 await self._fill()
             except Unavailable as error:
                 log.warning("catalog.unavailable", error=str(error))
                 await asyncio.sleep(error.retry_after)
+            else:
+                return
 
     def _take(self, change: Change) -> None:
         kind, _, name = change.key.partition("/")
