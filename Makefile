@@ -11,11 +11,13 @@ export PYTHONDONTWRITEBYTECODE := 1
 help: ## Show this map
 	@awk 'BEGIN {FS = ":.*## "} /^[a-zA-Z0-9_-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.PHONY: setup setup-control setup-engine
+.PHONY: setup setup-control setup-engine setup-redis
 setup: ## Set up both environments and the demo's model (heavy parts are cached outside the checkout)
-	@$(PYTHON) scripts/setup_environments.py control engine model
+	@$(PYTHON) scripts/setup_environments.py control engine model redis
 setup-control: ## Set up the control plane's environment alone
 	@$(PYTHON) scripts/setup_environments.py control
+setup-redis: ## Set up the Redis server of the store's tests alone (1.4 MB)
+	@$(PYTHON) scripts/setup_environments.py redis
 setup-engine: ## Set up the engine environment alone
 	@$(PYTHON) scripts/setup_environments.py engine
 
@@ -40,7 +42,7 @@ bench-ring: setup-control ## The compile-cache ring under kills and joins, and m
 .PHONY: test test-fast test-engine
 test: setup ## The tests of every change, with real vLLM (session-wide pair of engines)
 	@$(BIN)/python -m pytest -m "not gpu and not kubernetes"
-test-fast: setup-control ## The tests that need no engine environment
+test-fast: setup-control setup-redis ## The tests that need no engine environment
 	@$(BIN)/python -m pytest -m "not engine and not gpu and not kubernetes"
 test-engine: setup ## The tests with real vLLM alone
 	@$(BIN)/python -m pytest -m engine

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from relight.controller.specs import ModelBody
+from relight.controller.state.access import RedisConfig
 from relight.core.auth import Tokens
 from relight.core.errors import FieldError, InvalidInput
 from relight.core.ids import is_name
@@ -98,7 +99,10 @@ Endpoint = Annotated[str, Field(pattern=r"^(https?://[^\s]+)?$", max_length=2048
 class ControllerConfig(Closed):
     """The whole file."""
 
-    state_path: Path
+    state_path: Path | None = None
+    """File of the embedded store, for one controller on one machine."""
+    redis: RedisConfig | None = None
+    """The store of a cluster, in place of `state_path`."""
     http: Listen
     grpc: Listen
     tokens: tuple[NamedToken, ...]
@@ -124,6 +128,12 @@ class ControllerConfig(Closed):
     def _one_truth(self) -> ControllerConfig:
         if self.kubernetes and self.models:
             raise ValueError("with `kubernetes` models are ModelDeployments alone: leave `models` out")
+        return self
+
+    @model_validator(mode="after")
+    def _one_store(self) -> ControllerConfig:
+        if (self.state_path is None) == (self.redis is None):
+            raise ValueError("give either `state_path` or `redis`")
         return self
 
     def known_tokens(self) -> Tokens:

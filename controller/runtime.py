@@ -21,9 +21,10 @@ from relight.controller.loop import LEASE_NAME, Hooks, Reconciler
 from relight.controller.metrics import Metrics
 from relight.controller.rpc.server import AgentCalls, serve
 from relight.controller.state.catalog import Catalog
-from relight.controller.state.sqlite import SqliteStore
+from relight.controller.state.opening import lead, open_store
 from relight.core.clock import Clock
 from relight.core.errors import Fenced, Unavailable
+from relight.core.ids import new_id
 from relight.core.logs import get_logger
 
 if TYPE_CHECKING:
@@ -71,14 +72,12 @@ class Controller:
         config = self._config
         tokens = config.known_tokens()
         cluster = await self._join_cluster(opened)
+        store = await open_store(config.state_path, config.redis, self._clock)
+        opened.push_async_callback(store.close)
+        # Before anything listens: a stand-by waits here for its turn.
+        lease = await lead(store, LEASE_NAME, self._holder(), LEASE_SECONDS, cluster.epoch_floor if cluster else 0)
         http_socket = _bind(config.http)
         opened.callback(http_socket.close)
-        store = SqliteStore(config.state_path, self._clock)
-        opened.push_async_callback(store.close)
-        # The file's lock says that no other process lives: a lease left by a killed one is taken over.
-        holder = f"controller of {config.state_path}"
-        above = cluster.epoch_floor if cluster else 0
-        lease = await store.acquire(LEASE_NAME, holder, LEASE_SECONDS, above_epoch=above)
         self.catalog = Catalog(store)
         await self.catalog.start()
         opened.push_async_callback(self.catalog.stop)
@@ -136,6 +135,15 @@ class Controller:
             task.add_done_callback(lambda _: self._stopping.set())
         http_port = http_socket.getsockname()[1]
         return Addresses(f"{config.http.host}:{http_port}", f"{config.grpc.host}:{grpc_port}")
+
+    def _holder(self) -> str:
+        """As whom the lease is held: where something else says that no other leads, it is taken over at once."""
+        config = self._config
+        if config.redis is None:
+            return f"controller of {config.state_path}"
+        if config.kubernetes is not None:
+            return f"controller of {config.kubernetes.namespace}/{config.kubernetes.lease}"
+        return new_id("controller")
 
     async def _join_cluster(self, opened: AsyncExitStack) -> Cluster | None:
         """Returns once this controller leads, where it is one of several."""

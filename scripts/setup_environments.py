@@ -1,6 +1,6 @@
 """Sets up what Relight runs on: the control environment, the engine environment, and the demo's model.
 
-    python3.11 scripts/setup_environments.py control engine model
+    python3.11 scripts/setup_environments.py control engine model redis
 
 Standard library only: it runs before anything is installed. Heavy parts lie outside the checkout, under
 $RELIGHT_CACHE (default ~/.cache/relight), in a folder named by what went into them; they are verified before
@@ -23,6 +23,7 @@ from pathlib import Path
 import debian
 import kubernetes_binaries
 import rdma_vm
+import redis_server
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = Path(os.environ.get("RELIGHT_CACHE") or Path.home() / ".cache" / "relight")
@@ -219,8 +220,16 @@ def kubernetes() -> None:
     show("kubernetes", path)
 
 
+def redis() -> None:
+    """A Redis server for the store's tests; .cache/redis in the checkout points at it."""
+    name = key(Path(redis_server.__file__), Path(debian.__file__), Path("/etc/os-release"))
+    path = cached("redis", name, lambda path: redis_server.build(path, run, say), redis_server.sound)
+    show("redis", path)
+
+
 STEPS = {
     "control": control, "engine": engine, "model": model, "peers": peers, "rdma": rdma, "kubernetes": kubernetes,
+    "redis": redis,
 }  # fmt: skip
 
 

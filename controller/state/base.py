@@ -48,7 +48,7 @@ class Lease:
     holder: str
     epoch: int
     expires_at: float
-    """Seconds since the Unix epoch, on the store's clock."""
+    """Seconds since the Unix epoch, on the holder's clock: the store lets it go no sooner."""
 
 
 class Store(Protocol):

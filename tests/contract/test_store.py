@@ -6,7 +6,6 @@ from contextlib import aclosing
 import pytest
 
 from relight.controller.state.base import ABSENT, Change, Write
-from relight.controller.state.sqlite import SqliteStore
 from relight.core.errors import Conflict, Fenced, TooOld, Unavailable
 
 
@@ -70,7 +69,8 @@ async def test_a_watch_sees_each_change_once_in_order_from_its_revision_on(store
 
 
 async def test_a_watch_that_waits_wakes_for_a_later_commit(store):
-    waiting = asyncio.create_task(take(store.watch("", 0), 3))
+    (_, start) = await store.list("")
+    waiting = asyncio.create_task(take(store.watch("", start), 3))
     for n in range(3):
         await store.commit([Write("k", str(n).encode())])
     assert [c.value for c in await waiting] == [b"0", b"1", b"2"]
@@ -87,16 +87,16 @@ async def test_a_watch_from_a_compacted_or_a_future_revision_says_too_old(store)
     assert [c.revision for c in await take(store.watch("", revision - 1), 1)] == [revision]
 
 
-async def test_a_lease_has_one_holder_until_it_expires_and_every_acquisition_has_a_higher_epoch(store, clock):
+async def test_a_lease_has_one_holder_until_it_expires_and_every_acquisition_has_a_higher_epoch(store, later):
     first = await store.acquire("lead", "a", 10)
     with pytest.raises(Conflict, match="held by a"):
         await store.acquire("lead", "b", 10)
-    clock.advance(9)
+    later(9)
     first = await store.renew(first, 10)
-    clock.advance(9)
+    later(9)
     with pytest.raises(Conflict):
         await store.acquire("lead", "b", 10)
-    clock.advance(2)
+    later(2)
     second = await store.acquire("lead", "b", 10)
     assert second.epoch > first.epoch
     with pytest.raises(Fenced):
@@ -121,20 +121,35 @@ async def test_a_released_lease_is_free_at_once_and_its_epoch_is_never_given_aga
     assert (await store.renew(second, 1)).holder == "b"
 
 
-async def test_an_acknowledged_commit_is_there_for_the_next_process(tmp_path, clock):
-    store = SqliteStore(tmp_path / "s.db", clock)
+async def test_an_acknowledged_commit_is_there_for_the_next_process(store, opened):
     revision = await store.commit([Write("a", b"1")])
-    with pytest.raises(Conflict, match="another process"):
-        SqliteStore(tmp_path / "s.db", clock)
     await store.close()
-    again = SqliteStore(tmp_path / "s.db", clock)
+    again = await opened()
     assert (await again.get("a")).revision == revision
     await again.close()
 
 
-async def test_a_closed_store_ends_its_watches_and_answers_unavailable(tmp_path, clock):
-    store = SqliteStore(tmp_path / "s.db", clock)
-    waiting = asyncio.create_task(take(store.watch("", 0), 1))
+@pytest.mark.parametrize("kind", ["sqlite"])
+async def test_the_embedded_store_is_open_in_one_process_at_a_time(store, opened):
+    with pytest.raises(Conflict, match="another process"):
+        await opened()
+
+
+@pytest.mark.parametrize("kind", ["redis"])
+async def test_two_processes_share_one_store_of_a_cluster(store, opened):
+    other = await opened()
+    (_, start) = await store.list("")
+    waiting = asyncio.create_task(take(store.watch("", start), 1))
+    revision = await other.commit([Write("a", b"1")], expect={"a": ABSENT})
+    assert await waiting == [Change("a", b"1", revision)]
+    with pytest.raises(Conflict):
+        await store.commit([Write("a", b"2")], expect={"a": ABSENT})
+    await other.close()
+
+
+async def test_a_closed_store_ends_its_watches_and_answers_unavailable(store):
+    (_, start) = await store.list("")
+    waiting = asyncio.create_task(take(store.watch("", start), 1))
     await asyncio.sleep(0)
     await store.close()
     assert await asyncio.wait_for(asyncio.gather(waiting, return_exceptions=True), 10)
@@ -142,7 +157,7 @@ async def test_a_closed_store_ends_its_watches_and_answers_unavailable(tmp_path,
         await store.get("a")
 
 
-@pytest.mark.parametrize("store", ["faulty-sqlite"], indirect=True)
+@pytest.mark.parametrize("kind", ["faulty-sqlite", "faulty-redis"])
 async def test_a_commit_reported_failed_can_be_settled_by_reading(store):
     store.faults = ["failed", "lost-reply"]
     with pytest.raises(Unavailable):

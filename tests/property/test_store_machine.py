@@ -1,17 +1,22 @@
-"""The embedded store against a model: a dictionary, a list of changes and a counter."""
+"""Both stores against a model: a dictionary, a list of changes and a counter."""
 
 import asyncio
 import tempfile
+from itertools import count
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from relight.controller.state.access import RedisConfig
 from relight.controller.state.base import ABSENT, Change, Write
+from relight.controller.state.redis import RedisStore
 from relight.controller.state.sqlite import SqliteStore
-from relight.core.clock import VirtualClock
+from relight.core.clock import SystemClock, VirtualClock
 from relight.core.errors import Conflict, TooOld
+from support.redisserver import RedisServer
 
 KEYS = st.sampled_from(["a/1", "a/2", "b/1", "b/\u00fc"])
 WRITES = st.lists(st.builds(Write, KEYS, st.none() | st.binary(max_size=4)), min_size=1, max_size=4)
@@ -23,7 +28,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.directory = tempfile.TemporaryDirectory()
         self.loop = asyncio.new_event_loop()
         self.open()
-        self.values, self.changes, self.revision, self.compacted = {}, [], 0, 0
+        _, self.revision = self.do(self.store.list(""))
+        self.values, self.changes, self.begin, self.compacted = {}, [], self.revision, self.revision
 
     def open(self):
         self.store = SqliteStore(Path(self.directory.name) / "s.db", VirtualClock())
@@ -62,7 +68,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.changes)
     @rule(prefix=st.sampled_from(["", "a/", "b/"]), data=st.data())
     def watch(self, prefix, data):
-        start = data.draw(st.integers(0, self.revision))
+        start = self.begin + data.draw(st.integers(0, self.revision - self.begin))
         wanted = [c for c in self.changes if c.revision > start and c.key.startswith(prefix)]
 
         async def collect():
@@ -99,5 +105,26 @@ class StoreMachine(RuleBasedStateMachine):
         self.directory.cleanup()
 
 
+class RedisMachine(StoreMachine):
+    server: RedisServer
+    prefixes = count()
+
+    def __init__(self):
+        self.config = RedisConfig(url=self.server.url, prefix=f"m{next(self.prefixes)}")
+        super().__init__()
+
+    def open(self):
+        self.store = self.do(RedisStore.open(self.config, SystemClock()))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def server():
+    RedisMachine.server = RedisServer()
+    yield
+    RedisMachine.server.close()
+
+
 StoreMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
+RedisMachine.TestCase.settings = StoreMachine.TestCase.settings
 TestStoreMachine = StoreMachine.TestCase
+TestRedisMachine = RedisMachine.TestCase
