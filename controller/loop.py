@@ -7,6 +7,7 @@ repeated, at once when the state moved under it, later and later otherwise.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -53,6 +54,8 @@ class Hooks:
     """After each pass, with what it saw and planned: whoever keeps others in step with it."""
     placed: Callable[[Placement], None] = lambda _: None
     """For each placement that was written."""
+    leads: Callable[[], None] = lambda: None
+    """Raises Fenced when another controller may act by now; asked before each pass."""
 
 
 class Reconciler:
@@ -67,8 +70,11 @@ class Reconciler:
         slot_grace_seconds: float,
         gateway_grace_seconds: float,
         hooks: Hooks,
+        epochs_below: float = math.inf,
     ) -> None:
+        """`epochs_below`: of an election, whose every leader has a range of epochs, the end of this one's."""
         self._catalog, self._clock, self._lease, self._hooks = catalog, clock, lease, hooks
+        self._below = epochs_below
         self._wanted = asyncio.Event()
         self._compacted = 0
         self._breaks = 0
@@ -132,6 +138,7 @@ class Reconciler:
     async def reconcile(self) -> None:
         """One pass. Raises Conflict when the state moved under it, Unavailable when the store is away."""
         begun_at = self._clock.now()
+        self._hooks.leads()
         await self._stay_newest()
         await self._adopt()
         await self._still_lead()
@@ -219,6 +226,8 @@ class Reconciler:
         highest = max((seen.report.epoch for seen in self.fleet.seen.values()), default=0)
         if highest > self._lease.epoch:
             log.warning("epoch.behind", own=self._lease.epoch, seen=highest)
+            if highest >= self._below:
+                raise Fenced(f"an agent has seen epoch {highest}, which only a later leader can have")
             self._lease = await self._catalog.store.acquire(
                 LEASE_NAME, self._lease.holder, self._lease.expires_at - self._clock.now(), above_epoch=highest
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager, suppress
@@ -97,6 +98,7 @@ class Controller:
             slot_grace_seconds=config.slot_grace_seconds,
             gateway_grace_seconds=config.gateway_grace_seconds,
             hooks=hooks,
+            epochs_below=cluster.epochs_below if cluster else math.inf,
         )
         opened.push_async_callback(self._release)
         accept = Accept(self.catalog, self.reconciler, self._clock)

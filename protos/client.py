@@ -21,9 +21,14 @@ FIRST_BACKOFF, LAST_BACKOFF = 0.05, 2.0
 LAZY_SECONDS = 0.1
 """How long changes that nobody waits for are gathered: a report costs a wake that is under way a millisecond."""
 _OPTIONS = [
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
+    # A controller that froze is left before its lease is over, and well inside the grace that the next one gives slots.
+    ("grpc.keepalive_time_ms", 5_000),
+    ("grpc.keepalive_timeout_ms", 3_000),
     ("grpc.keepalive_permit_without_calls", 1),
+    # The time that counts for a ping that is never answered: a minute unless it is said here too.
+    ("grpc.http2.ping_timeout_ms", 3_000),
+    # By default only two pings are sent while nothing else is: a stream that rests would never be missed.
+    ("grpc.http2.max_pings_without_data", 0),
     ("grpc.max_receive_message_length", 16 << 20),
     ("grpc.max_send_message_length", 16 << 20),
 ]

@@ -47,6 +47,11 @@ class Cluster:
         """Every epoch of this turn is above it, and every epoch of an earlier turn is not."""
         return self._election.transitions * EPOCHS_PER_TURN
 
+    @property
+    def epochs_below(self) -> int:
+        """Every epoch from here on is of a later turn."""
+        return self.epoch_floor + EPOCHS_PER_TURN
+
     async def keep(self, accept: Accept, hooks: Hooks) -> Accept:
         """Fills the caches and lets the operator hear of each pass. Returns what REST writes go through."""
         config = self._config
@@ -54,7 +59,7 @@ class Cluster:
         operator = Operator(
             self._api, self._election, accept, accept.catalog, accept.reconciler, added, self._clock
         )  # fmt: skip
-        hooks.passed, hooks.placed = operator.passed, operator.placed
+        hooks.passed, hooks.placed, hooks.leads = operator.passed, operator.placed, self._election.require
         self._operator = operator
         # Before the first pass: a slot that stands nowhere would have its replicas taken away.
         await operator.open()

@@ -119,6 +119,10 @@ class Operator:
                 if not cache.synced.is_set():
                     log.warning("operator.waits", kind=cache.kind.plural, reason="it could not be listed yet")
         self._set_places()
+        # The store may be new: the pods tell where an earlier controller had something running.
+        self._reconciler.fleet.expect(
+            slot_pods.slot_of(p) for p in self._pods.objects.values() if slot_pods.state_of(p) != Mark().state
+        )
 
     async def close(self) -> None:
         """Ends what `open` began."""
@@ -227,7 +231,11 @@ class Operator:
 
     async def _keep_marks(self, step: _Step) -> None:
         marks = slot_pods.marks(step.snapshot)
-        pods = [p for p in self._pods.objects.values() if not p["metadata"].get("deletionTimestamp")]
+        pods = [
+            p
+            for p in self._pods.objects.values()
+            if not p["metadata"].get("deletionTimestamp") and not self._reconciler.fleet.awaits(slot_pods.slot_of(p))
+        ]
         await asyncio.gather(*(self._mark(step, p, marks.get(slot_pods.slot_of(p), Mark())) for p in pods))
         proven = {slot_pods.slot_of(p) for p in self._pods.objects.values() if slot_pods.is_proven(p)}
         routed = {
@@ -333,7 +341,8 @@ class Operator:
 
     async def _keep_statuses(self, step: _Step) -> None:
         now = written(self._clock.now())
-        for key, found in list(self._models.objects.items()):
+        # Before every slot was heard of, less is seen than runs: what an earlier controller said stands.
+        for key, found in list(self._models.objects.items()) if step.snapshot.synced else ():
             wanted = statuses.model_status(found, self._facts(step, key, found), now)
             await self._write_status(step, MODEL_DEPLOYMENT, self._models, found, wanted)
         held = slot_pods.held(step.snapshot)
@@ -376,7 +385,12 @@ class Operator:
     def _facts(self, step: _Step, key: str, found: Object) -> statuses.ModelFacts:
         refused = step.intent.refused.get(key)
         spec = None if refused else model_spec(found, self._runtimes.objects, self._pools.objects)
-        instances = tuple(i for i in step.snapshot.instances if i.model == key and not i.remembered)
+        alive = {s.slot for s in step.snapshot.slots if s.alive}
+        instances = tuple(
+            i
+            for i in step.snapshot.instances
+            if i.model == key and not i.remembered and all(m.slot in alive for m in i.members)
+        )
         made = self._made
         operations = [v.record for v in self._catalog.operations.values() if v.record.model == key]
         scales = [o for o in operations if o.kind == "scale"]

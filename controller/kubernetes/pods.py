@@ -289,7 +289,7 @@ class Mark:
 
 def marks(snapshot: Snapshot) -> dict[str, Mark]:
     """By slot; a slot with nothing to show is absent."""
-    found: dict[str, Mark] = {}
+    found: dict[str, Mark] = {s.slot: Mark("", "lost", False, "AgentLost") for s in snapshot.slots if not s.alive}
     for instance in sorted(snapshot.instances, key=lambda i: i.instance):
         if instance.remembered or instance.state is State.GONE or not instance.members:
             continue
@@ -303,7 +303,9 @@ def marks(snapshot: Snapshot) -> dict[str, Mark]:
     return found
 
 
-_WEIGHT = {s: n for n, s in enumerate(("idle", "failed", "guardian", "starting", "waking", "draining", "ready"))}
+_STATES = ("idle", "failed", "guardian", "starting", "waking", "draining", "ready", "lost")
+_WEIGHT = {state: n for n, state in enumerate(_STATES)}
+"""Of several instances on one slot the one that counts most is shown."""
 
 
 def _mark(instance: InstanceView) -> Mark:
@@ -350,6 +352,11 @@ def gate_patch(pod: Object, mark: Mark, now: str) -> Object | None:
         "metadata": {"resourceVersion": pod["metadata"]["resourceVersion"]},
         "status": {"conditions": [condition]},
     }
+
+
+def state_of(pod: Object) -> str:
+    """What the pod's label says of it."""
+    return _labels(pod).get(STATE_LABEL, "")
 
 
 def is_proven(pod: Object) -> bool:

@@ -38,7 +38,11 @@ class Fleet:
     def expect(self, slots: Iterable[str]) -> None:
         """Slots that the store knows: until each attached or missed its grace time, nothing is synced."""
         until = self._clock.monotonic() + self._grace
-        self._awaited = dict.fromkeys(slots, until)
+        self._awaited.update({slot: until for slot in slots if slot not in self._seen})
+
+    def awaits(self, slot: str) -> bool:
+        """Whether the slot is expected and was not heard of yet: nothing may be concluded of what runs there."""
+        return self._awaited.get(slot, 0.0) > self._clock.monotonic()
 
     def new_session(self) -> int:
         """A number for one attached stream; of two streams of a slot, the higher one counts."""

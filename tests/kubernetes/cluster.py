@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import yaml
 from tests.kubernetes.plane import ControlPlane
 from tests.kubernetes.plane.processes import free_ports
 from tests.kubernetes.slots import Kubelets, end
 
 from relight.controller.kubernetes.api import POD, Api, Kind, Object
+from relight.controller.kubernetes.pods import state_of
 from relight.controller.kubernetes.resources import DEVICE_POOL, ENGINE_RUNTIME, GROUP, MODEL_DEPLOYMENT
 from relight.core.auth import hash_token
 
@@ -49,12 +53,16 @@ class ControllerProcess:
         self.directory.mkdir()
         self.http_port, self.grpc_port = free_ports(2)
         self.process: asyncio.subprocess.Process | None = None
+        self.starts = 0
+        self.frozen = False
+        self._wanted = True
+        self._tending: asyncio.Task[None] | None = None
         self.config = {
             "state_path": str(self.directory / "state.db"),
             "http": {"port": self.http_port},
-            "grpc": {"port": cluster.grpc_port},
+            "grpc": {"port": self.grpc_port},
             "tokens": [{"sha256": hash_token(t), "name": role, "roles": [role]} for role, t in TOKENS.items()],
-            "slot_grace_seconds": 3.0,
+            "slot_grace_seconds": 10.0,
             "gateway_grace_seconds": 0.5,
             "kubernetes": {
                 "kubeconfig": str(cluster.kubeconfig),
@@ -81,6 +89,7 @@ class ControllerProcess:
         return sum(e["event"] == event for e in self.events())
 
     async def start(self) -> None:
+        self.starts = self.said("controller.ready") + 1
         path = self.directory / "controller.json"
         path.write_text(json.dumps(self.config))
         with self.log.open("ab") as log:
@@ -90,12 +99,101 @@ class ControllerProcess:
                 env={**os.environ, "PYTHONPATH": str(SOURCES)},
                 start_new_session=True,
             )  # fmt: skip
+        if self._tending is None:
+            self._tending = asyncio.create_task(self._tend())
+
+    async def _tend(self) -> None:
+        """One that ended is started again, as a Deployment's pod would be."""
+        while True:
+            assert self.process is not None
+            await self.process.wait()
+            await asyncio.sleep(0.5)
+            if not self._wanted:
+                return
+            await self.start()
+
+    @property
+    def leading(self) -> bool:
+        """Whether a Service would send connections here."""
+        alive = self.process is not None and self.process.returncode is None
+        return alive and not self.frozen and self.said("controller.ready") >= self.starts
 
     async def leads(self) -> None:
-        await self._cluster.until(lambda: self.said("controller.ready"), f"{self.name} to lead")
+        await self._cluster.until(lambda: self.leading, f"{self.name} to lead")
+
+    async def crash(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        await self.process.wait()
+
+    def freeze(self) -> None:
+        assert self.process is not None
+        self.frozen = True
+        os.kill(self.process.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        assert self.process is not None
+        os.kill(self.process.pid, signal.SIGCONT)
 
     async def stop(self) -> None:
-        await end(self.process)
+        self._wanted = False
+        if self.frozen and self.process is not None and self.process.returncode is None:
+            self.thaw()
+        # The tending may be about to start it again.
+        while self._tending is not None and not self._tending.done():
+            await end(self.process)
+            await asyncio.wait({self._tending}, timeout=0.2)
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
+    except OSError:
+        pass
+    finally:
+        writer.close()
+
+
+class Service:
+    """What a Service with one ready pod does: new connections go to the leader, open ones stay where they are."""
+
+    def __init__(self, port: int, controllers: list[ControllerProcess]) -> None:
+        self._port, self._controllers = port, controllers
+        self._server: asyncio.Server | None = None
+        self._open: set[asyncio.Task[Any]] = set()
+        self.override = 0
+        """A port that gets all new connections instead."""
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self._port)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        port = self.override or next((c.grpc_port for c in self._controllers if c.leading), 0)
+        if not port:
+            writer.transport.abort()
+            return
+        try:
+            there = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            writer.transport.abort()
+            return
+        pumps = [asyncio.create_task(_pump(reader, there[1])), asyncio.create_task(_pump(there[0], writer))]
+        self._open.update(pumps)
+        await asyncio.wait(pumps)
+        self._open.difference_update(pumps)
+
+    def cut(self) -> None:
+        """Breaks every open connection."""
+        for task in list(self._open):
+            task.cancel()
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        self.cut()
+        await asyncio.gather(*self._open, return_exceptions=True)
 
 
 class Cluster:
@@ -106,6 +204,7 @@ class Cluster:
         self.lease = f"relight-{namespace}"
         (self.grpc_port,) = free_ports(1)
         self.controllers: list[ControllerProcess] = []
+        self.service_for_agents = Service(self.grpc_port, self.controllers)
         self.kubelets = Kubelets(api, namespace)
         account = plane.service_account("relight-controller", SYSTEM)
         self.kubeconfig = account.kubeconfig
@@ -183,6 +282,30 @@ class Cluster:
         found = await self.get(ENDPOINTS, name)
         return sum(len(s.get("addresses") or []) for s in found.get("subsets") or [])
 
+    async def leader(self) -> ControllerProcess:
+        """The controller that leads now."""
+        found: ControllerProcess = await self.until(
+            lambda: next((c for c in self.controllers if c.leading), None), "a controller to lead"
+        )
+        return found
+
+    async def rest(self, path: str, controller: ControllerProcess | None = None) -> Any:
+        """What the REST API of the leader (or of `controller`) says."""
+        leader = controller or await self.leader()
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{leader.http_port}", timeout=10) as client:
+            reply = await client.get(path, headers={"Authorization": f"Bearer {TOKENS['viewer']}"})
+        assert reply.status_code == 200, reply.text
+        return reply.json()
+
+    async def ready_instances(self) -> dict[str, str]:
+        """Ready instances of this namespace, each with its slot."""
+        items = (await self.rest("/api/v1/instances?limit=500"))["items"]
+        return {
+            i["id"]: i["members"][0]["slot"]
+            for i in items
+            if i["state"] == "ready" and i["model"].startswith(f"{self.namespace}/")
+        }
+
     # -- waiting
 
     async def until(
@@ -211,6 +334,15 @@ class Cluster:
             lambda s: all(s.get(k) == v for k, v in fields.items()),
         )
 
+    async def shows(self, **states: int) -> list[Object]:
+        """The pods once so many of them are labelled with each of these states, and no others are."""
+
+        def holds(pods: list[Object]) -> bool:
+            return Counter(state_of(p) for p in pods if not p["metadata"].get("deletionTimestamp")) == states
+
+        found: list[Object] = await self.until(self.pods, f"pods to show {states}", holds)
+        return found
+
     def story(self) -> str:
         parts = [c.log.read_text()[-6000:] for c in self.controllers if c.log.exists()]
         parts += [s.logs for s in self.kubelets.slots.values()]
@@ -231,6 +363,7 @@ class Cluster:
                     MODEL_DEPLOYMENT, self.namespace, found["metadata"]["name"], {"metadata": {"finalizers": None}}
                 )
         await self.kubelets.stop()
+        await self.service_for_agents.stop()
 
 
 @asynccontextmanager
@@ -240,6 +373,7 @@ async def made(plane: ControlPlane, namespace: str) -> AsyncIterator[Cluster]:
         api = await Api.open(plane.admin.kubeconfig)
         plane.apply(yaml.safe_dump({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}))
         cluster = Cluster(plane, api, namespace, Path(root))
+        await cluster.service_for_agents.start()
         cluster.kubelets.start()
         try:
             yield cluster

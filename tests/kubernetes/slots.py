@@ -60,6 +60,8 @@ class Kubelets:
         self._tasks: list[asyncio.Task[None]] = []
         self._used = 0
         self.slots: dict[str, SlotPod] = {}
+        self._stopped = False
+        self._ending: dict[str, asyncio.Task[None]] = {}
         self.root = Path(tempfile.mkdtemp(prefix="rk-"))
         self.hold: set[str] = set()
         """Pods of which nothing is ended when they are deleted, as if their node had been cut off."""
@@ -68,9 +70,13 @@ class Kubelets:
         self._tasks = [asyncio.create_task(self._cache.run()), asyncio.create_task(self._run())]
 
     async def stop(self) -> None:
+        self._stopped = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for ending in self._ending.values():
+            ending.cancel()
+        await asyncio.gather(*self._ending.values(), return_exceptions=True)
         await asyncio.gather(*(self._end(s, leave=False) for s in list(self.slots.values())))
         shutil.rmtree(self.root, ignore_errors=True)
 
@@ -79,7 +85,6 @@ class Kubelets:
         return {k: p for k, p in self._cache.objects.items() if p["metadata"]["namespace"] == self._namespace}
 
     async def _run(self) -> None:
-        ending: dict[str, asyncio.Task[None]] = {}
         while True:
             await self._wanted.wait()
             self._wanted.clear()
@@ -91,11 +96,11 @@ class Kubelets:
                     slot = SlotPod(name, f"127.1.{os.getpid() % 250}.{self._used}", self.root / name, pod=pod)
                     self.slots[key] = slot
                     await self._begin(slot)
-            for key, slot in list(self.slots.items()):
+            for key, slot in list(self.slots.items()) if not self._stopped else ():
                 present = self.pods.get(key)
                 gone = present is None or present["metadata"].get("deletionTimestamp")
-                if gone and key not in ending and slot.name not in self.hold:
-                    ending[key] = asyncio.create_task(self._end(slot, leave=True))
+                if gone and key not in self._ending and slot.name not in self.hold:
+                    self._ending[key] = asyncio.create_task(self._end(slot, leave=True))
 
     async def _begin(self, slot: SlotPod) -> None:
         slot.directory.mkdir()

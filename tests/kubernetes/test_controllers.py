@@ -1,0 +1,128 @@
+"""Several controllers, and an API server that goes away: no step of an old epoch takes effect, nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc.aio
+import pytest
+from tests.kubernetes.cluster import Cluster, ControllerProcess
+
+from relight.controller.kubernetes.api import POD, Object
+from relight.controller.kubernetes.pods import is_proven
+from relight.controller.kubernetes.resources import MODEL_DEPLOYMENT
+from relight.core.errors import Conflict
+from relight.core.records import Assignment
+from relight.protos.convert import to_proto
+from relight.protos.relight.v1 import fleet_pb2, fleet_pb2_grpc
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(180)]
+
+
+async def _two(cluster: Cluster) -> tuple[ControllerProcess, ControllerProcess]:
+    first = await cluster.controller("one")
+    await first.leads()
+    second = await cluster.controller("two")
+    await cluster.apply(cluster.secret(), cluster.runtime(), cluster.pool(2), cluster.service())
+    await cluster.apply(cluster.model(replicas=1, guardians={"replicas": 1}))
+    await cluster.stands(readyReplicas=1)
+    await cluster.until(lambda: cluster.status(), "a guardian", lambda s: s["guardians"]["ready"] == 1)
+    assert second.said("controller.ready") == 0
+    return first, second
+
+
+def _shown(pods: list[Object]) -> dict[str, tuple[dict[str, str], bool]]:
+    """Labels and gate of each pod: what a controller writes."""
+    return {p["metadata"]["name"]: (p["metadata"]["labels"], is_proven(p)) for p in pods}
+
+
+async def test_a_killed_leader_is_followed_by_another_that_takes_nothing_down(cluster: Cluster) -> None:
+    first, second = await _two(cluster)
+    before = set(await cluster.ready_instances())
+    await first.crash()
+    await second.leads()
+    await cluster.kubectl("scale", "modeldeployment/m", "--replicas=2")
+    await cluster.stands(readyReplicas=2)
+    assert before <= set(await cluster.ready_instances())
+
+
+async def test_a_leader_that_was_frozen_past_its_lease_changes_nothing_when_it_wakes(cluster: Cluster) -> None:
+    first, second = await _two(cluster)
+    first.freeze()
+    try:
+        # Written while nobody can see it: the first thing that the old leader will want to act on.
+        await cluster.kubectl("scale", "modeldeployment/m", "--replicas=2")
+        await second.leads()
+        await cluster.stands(readyReplicas=2)
+        await cluster.kubectl("scale", "modeldeployment/m", "--replicas=1")
+        await cluster.shows(ready=1, guardian=1)
+        pods = _shown(await cluster.pods())
+        model = (await cluster.get(MODEL_DEPLOYMENT, "m"))["spec"]
+    finally:
+        first.thaw()
+    await cluster.until(lambda: first.said("controller.failed"), "the old leader to end, and stand again")
+    told = [e for e in first.events() if e["event"] == "controller.failed"]
+    assert [e["code"] for e in told] == ["fenced"]
+    assert pods == _shown(await cluster.pods())
+    assert (await cluster.get(MODEL_DEPLOYMENT, "m"))["spec"] == model
+
+
+class _Stale(fleet_pb2_grpc.FleetServicer):
+    """A leader of an earlier epoch that still has the agents' streams: it wants everything gone."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch, self.told = epoch, set[str]()
+
+    async def Attach(self, requests, context):  # noqa: N802 - the name is the protocol's
+        async for message in requests:
+            self.told.add(message.slot)
+            yield to_proto(Assignment(message.slot, self.epoch, 1 << 40), fleet_pb2.Assignment)
+
+
+async def test_no_step_of_an_earlier_epoch_takes_effect_at_agents_or_pods(cluster: Cluster) -> None:
+    first, second = await _two(cluster)
+    before = await cluster.ready_instances()
+    old = (await cluster.pods())[0]
+    await first.crash()
+    await second.leads()
+    await cluster.kubectl("scale", "modeldeployment/m", "--replicas=2")
+    await cluster.stands(readyReplicas=2)
+    ready = await cluster.ready_instances()
+    assert set(before) < set(ready)
+    epochs = [e["epoch"] for c in (first, second) for e in c.events() if e["event"] == "controller.ready"]
+    assert epochs[1] - epochs[0] >= 1 << 19, "every epoch of a leader is above all that an earlier store gave"
+
+    stale = _Stale(epochs[0])
+    server = grpc.aio.server()
+    fleet_pb2_grpc.add_FleetServicer_to_server(stale, server)
+    cluster.service_for_agents.override = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    cluster.service_for_agents.cut()
+    slots = cluster.kubelets.slots.values()
+    await cluster.until(lambda: len(stale.told) == 2, "both agents to hear the old leader")
+    await cluster.until(
+        lambda: all("assignment.fenced" in (s.directory / "agent.log").read_text() for s in slots), "a refusal of each"
+    )
+    cluster.service_for_agents.override = 0
+    await server.stop(0)
+    await cluster.stands(readyReplicas=2)
+    assert await cluster.until(cluster.ready_instances, "the same replicas", lambda found: found == ready)
+
+    gate = {"metadata": {"resourceVersion": old["metadata"]["resourceVersion"], "labels": {"relight.dev/model": "x"}}}
+    with pytest.raises(Conflict):
+        await cluster.api.patch(POD, cluster.namespace, old["metadata"]["name"], gate)
+
+
+async def test_what_was_written_while_the_api_server_was_away_is_done_when_it_is_back(cluster: Cluster) -> None:
+    controller = await cluster.controller()
+    await cluster.apply(cluster.secret(), cluster.runtime(), cluster.pool(2), cluster.service())
+    await cluster.apply(cluster.model(replicas=1, guardians={"replicas": 1}))
+    await cluster.stands(readyReplicas=1)
+    before = set(await cluster.ready_instances())
+    await asyncio.to_thread(cluster.plane.kill_apiserver)
+    await cluster.until(lambda: controller.said("watch.broken") > 0, "the controller to notice")
+    await asyncio.to_thread(cluster.plane.start_apiserver)
+    await cluster.leader()
+    await cluster.kubectl("scale", "modeldeployment/m", "--replicas=2")
+    await cluster.stands(readyReplicas=2)
+    assert before <= set(await cluster.ready_instances())
