@@ -108,6 +108,7 @@ class ModelBody(_Body):
     host_copies: Annotated[int, Field(ge=0, le=64), Whole] = 1
     strategy: StrategyBody = StrategyBody()
     pool: Annotated[str, Field(max_length=127, pattern=POOL_PATTERN)] = ""
+    warm_up_requests: Annotated[int, Field(ge=0, le=64), Whole] = 2
 
     def spec(self, namespace: str, name: str) -> ModelSpec:
         """As the shared record."""
@@ -136,4 +137,5 @@ class ModelBody(_Body):
             strategy=Strategy(self.strategy.max_surge, self.strategy.max_unavailable, self.strategy.paused),
             pool=self.pool,
             min_replicas=self.min_replicas,
+            warm_up_requests=self.warm_up_requests,
         )

@@ -6,7 +6,8 @@ engine itself refuses what is unsafe (a wake without a refill, for example).
 
 Order within a start:  driver.command -> driver.compile_start -> (forked or spawned) -> handle.wait_empty
                        -> for each rung: handle.refill -> handle.wait_ready -> handle.describe
-                       -> handle.prove_or_record -> handle.open_source | handle.sleep
+                       -> handle.prove_or_record -> handle.warm_up
+                       -> handle.open_source | handle.sleep
                        -> handle.complete until nothing is left
 Order within a wake:   for each rung: handle.refill -> handle.resume -> handle.prove -> handle.open_source
 Order within a sleep:  handle.wait_idle -> handle.close_source -> handle.sleep -> measure
@@ -21,7 +22,7 @@ from typing import Protocol
 
 from relight.agent.cache.key import EngineStart
 from relight.core.fingerprint import Fingerprint
-from relight.core.records import Endpoint, InstanceAssignment, OnTimeout, Phase, Rung, SourceOffer
+from relight.core.records import Endpoint, InstanceAssignment, OnTimeout, Phase, Rung, Shapes, SourceOffer
 from relight.core.tls import TlsFiles
 
 COMPILE = "compile"
@@ -137,6 +138,15 @@ class EngineHandle(Protocol):
 
         The phase is named `canary`. Raises ProofFailed, LocalFault.
         """
+        ...
+
+    async def warm_up(self, prompt_tokens: int) -> None:
+        """Answers one request of Relight's own with a prompt of so many tokens, or the most the engine takes. It is no
+        traffic, and no later request finds anything of it in the engine's caches. Raises LocalFault."""
+        ...
+
+    async def shapes(self) -> Shapes:
+        """What ran since the engine's process began, as plain counts. Raises LocalFault."""
         ...
 
     async def complete(self) -> int:

@@ -30,7 +30,7 @@ from relight.agent.engines.stub_server import token
 from relight.core.clock import Clock, SystemClock
 from relight.core.errors import LocalFault, ModelDirty, RemoteFault
 from relight.core.fingerprint import Fingerprint, digest
-from relight.core.records import Endpoint, Mode, OnTimeout, Phase, Rung, SourceOffer
+from relight.core.records import Endpoint, Mode, OnTimeout, Phase, Rung, Shapes, SourceOffer
 
 VERSION = "1"
 _POLL = 0.01
@@ -131,6 +131,14 @@ class StubHandle:
 
     async def prove_or_record(self) -> tuple[Proof | None, Phase]:
         return await self.prove()
+
+    async def warm_up(self, prompt_tokens: int) -> None:
+        await self._call("warm_up", tokens=prompt_tokens)
+
+    async def shapes(self) -> Shapes:
+        found = await self._call("shapes")
+        steps, prompts = ({int(k): float(v) for k, v in found[name].items()} for name in ("steps", "prompts"))
+        return Shapes(self._clock.now(), steps, prompts)
 
     async def complete(self) -> int:
         return int((await self._call("complete"))["left"])

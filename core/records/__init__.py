@@ -125,6 +125,9 @@ from relight.core.records.reported import (
     RungResult as RungResult,
 )
 from relight.core.records.reported import (
+    Shapes as Shapes,
+)
+from relight.core.records.reported import (
     SlotReport as SlotReport,
 )
 from relight.core.records.reported import (

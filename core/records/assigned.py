@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from relight.core.records.reported import HostContent
+from relight.core.records.reported import HostContent, Shapes
 from relight.core.records.wanted import Desired, Mode, ModelSpec, RungKind
 
 
@@ -56,6 +56,8 @@ class InstanceAssignment:
     operation: str = ""
     cause: str = ""
     deadline_seconds: float = 900.0
+    shapes: Shapes | None = None
+    """What the model's engines run, for a start to prepare for; None where it is not known, or nothing is started."""
 
 
 @dataclass(frozen=True, slots=True)

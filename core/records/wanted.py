@@ -135,6 +135,8 @@ class ModelSpec:
     """The pool of slots that it runs on, as `namespace/name`; empty for slots that are in none."""
     min_replicas: int = 0
     """The written number counts as at least this one."""
+    warm_up_requests: int = 2
+    """Requests of common shapes that a started engine answers before it is routed to; 0 for none (docs/modes.md)."""
 
     @property
     def key(self) -> str:
