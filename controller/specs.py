@@ -15,6 +15,7 @@ from relight.core.records import (
     OnTimeout,
     RungKind,
     ScaleToZero,
+    Storage,
     Strategy,
 )
 
@@ -79,6 +80,20 @@ class StrategyBody(_Body):
     paused: Annotated[bool, Field(strict=True)] = False
 
 
+class StorageBody(_Body):
+    """Where the files of weights lie in remote storage. A query goes with every request, and is in no log; who may read
+    the model reads it, as its environment."""
+
+    uri: Annotated[str, Field(max_length=4096, pattern=r"^https?://[^/@?#\s]+(/[^@#\s]*)?$")]
+    sha256: Annotated[
+        dict[
+            Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.safetensors$")],
+            Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")],
+        ],
+        Field(max_length=4096, json_schema_extra={"additionalProperties": False}),
+    ] = {}
+
+
 class ModelBody(_Body):
     """One model as its owner asks for it; its name and namespace stand in the path."""
 
@@ -109,6 +124,7 @@ class ModelBody(_Body):
     strategy: StrategyBody = StrategyBody()
     pool: Annotated[str, Field(max_length=127, pattern=POOL_PATTERN)] = ""
     warm_up_requests: Annotated[int, Field(ge=0, le=64), Whole] = 2
+    storage: StorageBody | None = None
 
     def spec(self, namespace: str, name: str) -> ModelSpec:
         """As the shared record."""
@@ -138,4 +154,5 @@ class ModelBody(_Body):
             pool=self.pool,
             min_replicas=self.min_replicas,
             warm_up_requests=self.warm_up_requests,
+            storage=Storage(self.storage.uri, dict(self.storage.sha256)) if self.storage else None,
         )

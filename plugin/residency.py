@@ -45,8 +45,8 @@ class Residence(StrEnum):
 class Order:
     """One rung to refill by, for one rank: which content, and from where.
 
-    Peers are `sources`, the best one first, each with the address and manifest digest of the same rank; the disk has a
-    `path`; the own host copy needs nothing.
+    Peers are `sources`, the best one first, each with the address and manifest digest of the same rank; the disk and
+    what came from storage have a `path`; the own host copy needs nothing.
     """
 
     kind: RungKind
@@ -211,8 +211,8 @@ class Residency:
                 raise Conflict("the member is awake: a refill would overwrite what it serves from")
             self.state = Residence.ASLEEP
             begun = self._clock.now()
-            if order.kind is RungKind.DISK:
-                restored = self._from_disk(order.path, order.revision, begun)
+            if order.kind in (RungKind.STORAGE, RungKind.DISK):
+                restored = self._from_files(order, begun)
             else:
                 restored = self._from_holders(order, self._holders(order), progress)
             self.state = Residence.REFILLED
@@ -259,8 +259,8 @@ class Residency:
         lost = "".join(f"; lost {reason}" for reason in got.lost.values())
         return Restored(got.bytes, got.phases, f"{order.kind} from {names}, {self._streams} streams{lost}")
 
-    def _from_disk(self, path: str, revision: str, begun: float) -> Restored:
-        segment = self._memory.segment
+    def _from_files(self, order: Order, begun: float) -> Restored:
+        segment, path, revision = self._memory.segment, order.path, order.revision
         self._kept.clear()
         try:
             segment.populate(0, segment.bytes)
@@ -283,7 +283,7 @@ class Residency:
             Phase("pull", paged, pulled, f"{manifest.weight_bytes} bytes read and packed from {path}"),
             Phase("verify", pulled, verified, "xxh3-128 of every tensor"),
         )
-        return Restored(manifest.weight_bytes, phases, f"disk from {path}")
+        return Restored(manifest.weight_bytes, phases, f"{order.kind} from {path}")
 
     def _compare(self, manifest: WeightManifest, revision: str, path: str) -> None:
         known = self._known.get(revision)

@@ -177,8 +177,11 @@ class EngineHandle(Protocol):
         """Releases weights and KV cache (level 1 keeps a host copy of the weights). Raises LocalFault."""
         ...
 
-    async def refill(self, rung: Rung, content_revision: str, progress: Progress) -> Refill:
-        """Brings pages and verified weights back by one rung; nothing answers yet.
+    async def refill(
+        self, rung: Rung, content_revision: str, progress: Progress, checkpoint: Path | None = None
+    ) -> Refill:
+        """Brings pages and verified weights back by one rung; nothing answers yet. A rung without a source reads
+        `checkpoint`, a directory, or the model's own.
 
         Raises RemoteFault (blame the source), LocalFault (do not), ModelDirty (bytes were overwritten: every
         further rung overwrites all of them, so the ladder may go on, but nothing may be served in between).

@@ -204,12 +204,17 @@ class StubHandle:
     async def sleep(self, level: int) -> None:
         await self._call("sleep", level=level)
 
-    async def refill(self, rung: Rung, content_revision: str, progress: Progress) -> Refill:
+    async def refill(
+        self, rung: Rung, content_revision: str, progress: Progress, checkpoint: Path | None = None
+    ) -> Refill:
         begun = self._clock.now()
-        found = await self._call("refill", rung=rung.kind, content=content_revision)
+        found = await self._call(
+            "refill", rung=rung.kind, content=content_revision, checkpoint=str(checkpoint) if checkpoint else ""
+        )
         progress(f"refilled by {rung.kind}")
         ended = self._clock.now()
-        return Refill(found["bytes"], (Phase("pull", begun, ended, rung.kind),), f"{found['bytes']} bytes")
+        read = "".join(f", read {name}" for name in found["read"])
+        return Refill(found["bytes"], (Phase("pull", begun, ended, rung.kind),), f"{found['bytes']} bytes{read}")
 
     async def resume(self) -> Phase:
         begun = self._clock.now()

@@ -164,7 +164,7 @@ class StubEngine:
             case "sleep":
                 return self._sleep()
             case "refill":
-                return await self._refill(str(body.get("rung")), str(body.get("content")))
+                return await self._refill(str(body["rung"]), str(body["content"]), str(body["checkpoint"]))
             case "resume":
                 self._kv, self._awake = self._kv or _memory(self._settings.kv_bytes), True
                 return Response(200)
@@ -181,7 +181,7 @@ class StubEngine:
         self._kept = self._kept or _memory(self._settings.sleep_keeps_bytes)
         return Response(200)
 
-    async def _refill(self, rung: str, content: str) -> Response:
+    async def _refill(self, rung: str, content: str, checkpoint: str) -> Response:
         fault = self._settings.wake_errors.get(rung)
         if fault == "hang":
             await asyncio.Event().wait()
@@ -191,7 +191,13 @@ class StubEngine:
         self._weights = self._weights or _memory(self._settings.weight_bytes)
         self._content = "garbage" if fault == "canary" else content
         self.filled.set()
-        return Response(200, {"bytes": self._settings.weight_bytes})
+        return Response(200, {"bytes": self._settings.weight_bytes, "read": _read(checkpoint)})
+
+
+def _read(checkpoint: str) -> list[str]:
+    """What the files of a checkpoint's directory hold, for people; nothing without one."""
+    files = sorted(Path(checkpoint).iterdir()) if checkpoint else []
+    return [f"{len(path.read_bytes())} bytes of {path.name}" for path in files]
 
 
 def _compile(settings: StubSettings, clock: Clock) -> None:

@@ -30,7 +30,7 @@ from relight.core.errors import LocalFault
 from relight.core.fingerprint import Fingerprint
 from relight.core.ids import new_id
 from relight.core.logs import get_logger
-from relight.core.records import Endpoint, Mode, OnTimeout, Phase, Rung, RungKind, Shapes, SourceOffer
+from relight.core.records import Endpoint, Mode, OnTimeout, Phase, Rung, Shapes, SourceOffer
 from relight.core.shapes import OWN_REQUEST
 from relight.transfer.grants import new_key
 
@@ -181,11 +181,13 @@ class VllmHandle:
         mode = "abort" if self._abort else "wait"
         await self._post("/sleep", {"level": str(level), "mode": mode})
 
-    async def refill(self, rung: Rung, content_revision: str, progress: Progress) -> Refill:
-        if rung.source is None and rung.kind not in (RungKind.DISK, RungKind.HOST_COPY):
+    async def refill(
+        self, rung: Rung, content_revision: str, progress: Progress, checkpoint: Path | None = None
+    ) -> Refill:
+        if rung.source is None and rung.kind.transport:
             raise LocalFault(f"the rung {rung.kind} came without a source")
-        spec = self._context.assignment.spec
-        told = refill_arguments(rung, content_revision, spec.uri, self._ranks.count)
+        path = str(checkpoint or self._context.assignment.spec.uri)
+        told = refill_arguments(rung, content_revision, path, self._ranks.count)
         ranks: dict[int, dict[str, Any]] = {}
 
         def tell(rank: int, said: dict[str, Any]) -> None:

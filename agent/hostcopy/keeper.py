@@ -22,6 +22,7 @@ from relight.agent.hostcopy.calls import EMPTY, Said
 from relight.agent.hostcopy.orders import CONTROL, PAGES, READABLE, Fill
 from relight.agent.hostcopy.prefetch import Prefetcher
 from relight.agent.link import SupervisorLink
+from relight.agent.storage.checkpoints import Checkpoints
 from relight.agent.supervisor.client import Exit, Running
 from relight.core.clock import Clock
 from relight.core.errors import LocalFault, RelightError
@@ -94,7 +95,11 @@ class HostCopies:
         self._turns = 0
         self._wake = asyncio.Event()
         self._told: HostReport | None = None
-        self._ahead = Prefetcher(self._left, changed)
+        self.checkpoints: Checkpoints | None = None
+        """Of remote storage, in the same budget; None where it is 0."""
+        if settings.budget_bytes:
+            self.checkpoints = Checkpoints(settings.directory.parent / "storage", self._left, clock)
+        self._ahead = Prefetcher(self._left, changed, self.checkpoints)
 
     # ------------------------------------------------------------------ told and telling
 
@@ -154,7 +159,8 @@ class HostCopies:
         return tuple(ledger.Claim(c.name, c.pid, ()) for c in self._copies.values() if c.running and c.pid)
 
     def _left(self) -> int:
-        return self._settings.budget_bytes - sum(c.bytes for c in self._copies.values())
+        checkpoints = self.checkpoints.bytes if self.checkpoints else 0
+        return self._settings.budget_bytes - checkpoints - sum(c.bytes for c in self._copies.values())
 
     # ------------------------------------------------------------------ keeping
 
@@ -192,6 +198,8 @@ class HostCopies:
             await self._hear_of(copy)
         for copy in self._unfit():
             await self._end(copy)
+        if self.checkpoints is not None and self._left() < 0:
+            self.checkpoints.shed()
         for name in [n for n, c in self._copies.items() if c.wanted is None and not c.running]:
             del self._copies[name]
         for copy in sorted(self._copies.values(), key=lambda c: (c.turn, c.name)):

@@ -191,5 +191,8 @@ from relight.core.records.wanted import (
     ScaleToZero as ScaleToZero,
 )
 from relight.core.records.wanted import (
+    Storage as Storage,
+)
+from relight.core.records.wanted import (
     Strategy as Strategy,
 )

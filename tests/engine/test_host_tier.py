@@ -1,7 +1,8 @@
-"""After its last replica went, a real vLLM guardian wakes from a copy in host memory, and not from the disk."""
+"""After its last replica went, a real vLLM guardian wakes from a copy in host memory or from remote storage."""
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 
 from tests.engine.conftest import START_TIMEOUT
 from tests.support.live import DEADLINE, EAGER, ROOT, Live, by_state, endpoint
+from tests.support.storage import Bucket
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(START_TIMEOUT)]
 
@@ -58,3 +60,22 @@ def test_a_model_at_zero_wakes_from_its_copy_with_the_tokens_of_before(kept: Liv
         assert (tried["kind"], tried["ok"], tried["source"]) == (rung, True, copy["id"])
         assert "canary of" in tried["reason"]
         assert kept.tokens(endpoint(woken)) == before
+
+
+def test_a_model_at_zero_wakes_from_remote_storage_with_the_tokens_of_before(kept: Live, tiny_model: Path) -> None:
+    file = tiny_model / "model.safetensors"
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    before = kept.tokens(endpoint(by_state(kept.settle(1), "ready")[0]))
+    with Bucket({file.name: file.read_bytes()}) as bucket:
+        kept.change(replicas=1, storage={"uri": f"{bucket.uri}?sig=secret", "sha256": {file.name: digest}})
+        kept.scaled(0)
+        kept.scaled(1, "storage")
+    woken = by_state(kept.instances(), "ready")[0]
+    timeline = kept.timeline(woken["id"])
+    (tried,) = timeline["rungs"]
+    assert (tried["kind"], tried["ok"]) == ("storage", True)
+    assert f"{file.stat().st_size} bytes in 1 files from {bucket.uri}" in tried["reason"]
+    assert "canary of" in tried["reason"]
+    assert "fetch" in [p["name"] for p in timeline["phases"]]
+    assert kept.tokens(endpoint(woken)) == before
+    assert "secret" not in kept.logs()

@@ -392,6 +392,7 @@ class ModelSpec(_message.Message):
     POOL_FIELD_NUMBER: _builtins.int
     MIN_REPLICAS_FIELD_NUMBER: _builtins.int
     WARM_UP_REQUESTS_FIELD_NUMBER: _builtins.int
+    STORAGE_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     name: _builtins.str
     uri: _builtins.str
@@ -425,6 +426,8 @@ class ModelSpec(_message.Message):
     def drain(self) -> Global___Drain: ...
     @_builtins.property
     def strategy(self) -> Global___Strategy: ...
+    @_builtins.property
+    def storage(self) -> Global___Storage: ...
     def __init__(
         self,
         *,
@@ -453,14 +456,60 @@ class ModelSpec(_message.Message):
         pool: _builtins.str = ...,
         min_replicas: _builtins.int = ...,
         warm_up_requests: _builtins.int = ...,
+        storage: Global___Storage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "guardians", b"guardians", "scale_to_zero", b"scale_to_zero", "strategy", b"strategy"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_storage", b"_storage", "drain", b"drain", "guardians", b"guardians", "scale_to_zero", b"scale_to_zero", "storage", b"storage", "strategy", b"strategy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "devices_per_member", b"devices_per_member", "drain", b"drain", "engine", b"engine", "env", b"env", "guardians", b"guardians", "host_copies", b"host_copies", "max_replicas", b"max_replicas", "members", b"members", "memory_bytes", b"memory_bytes", "min_replicas", b"min_replicas", "mode", b"mode", "name", b"name", "namespace", b"namespace", "pool", b"pool", "replicas", b"replicas", "revision", b"revision", "rungs", b"rungs", "scale_to_zero", b"scale_to_zero", "served_names", b"served_names", "start_deadline_seconds", b"start_deadline_seconds", "strategy", b"strategy", "uri", b"uri", "wake_deadline_seconds", b"wake_deadline_seconds", "warm_up_requests", b"warm_up_requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_storage", b"_storage", "args", b"args", "devices_per_member", b"devices_per_member", "drain", b"drain", "engine", b"engine", "env", b"env", "guardians", b"guardians", "host_copies", b"host_copies", "max_replicas", b"max_replicas", "members", b"members", "memory_bytes", b"memory_bytes", "min_replicas", b"min_replicas", "mode", b"mode", "name", b"name", "namespace", b"namespace", "pool", b"pool", "replicas", b"replicas", "revision", b"revision", "rungs", b"rungs", "scale_to_zero", b"scale_to_zero", "served_names", b"served_names", "start_deadline_seconds", b"start_deadline_seconds", "storage", b"storage", "strategy", b"strategy", "uri", b"uri", "wake_deadline_seconds", b"wake_deadline_seconds", "warm_up_requests", b"warm_up_requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__storage: _TypeAlias = _typing.Literal["storage"]  # noqa: Y015
+    _WhichOneofArgType__storage: _TypeAlias = _typing.Literal["_storage", b"_storage"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__storage) -> _WhichOneofReturnType__storage | None: ...
+
+Global___ModelSpec: _TypeAlias = ModelSpec  # noqa: Y015
+
+@_typing.final
+class Storage(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Sha256Entry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    URI_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
+    uri: _builtins.str
+    @_builtins.property
+    def sha256(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        uri: _builtins.str = ...,
+        sha256: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sha256", b"sha256", "uri", b"uri"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ModelSpec: _TypeAlias = ModelSpec  # noqa: Y015
+Global___Storage: _TypeAlias = Storage  # noqa: Y015
 
 @_typing.final
 class SourceRef(_message.Message):
@@ -677,10 +726,13 @@ class Prefetch(_message.Message):
     REVISION_FIELD_NUMBER: _builtins.int
     URI_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    STORAGE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     revision: _builtins.str
     uri: _builtins.str
     reason: _builtins.str
+    @_builtins.property
+    def storage(self) -> Global___Storage: ...
     def __init__(
         self,
         *,
@@ -688,12 +740,15 @@ class Prefetch(_message.Message):
         revision: _builtins.str = ...,
         uri: _builtins.str = ...,
         reason: _builtins.str = ...,
+        storage: Global___Storage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_storage", b"_storage", "storage", b"storage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "reason", b"reason", "revision", b"revision", "uri", b"uri"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_storage", b"_storage", "model", b"model", "reason", b"reason", "revision", b"revision", "storage", b"storage", "uri", b"uri"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__storage: _TypeAlias = _typing.Literal["storage"]  # noqa: Y015
+    _WhichOneofArgType__storage: _TypeAlias = _typing.Literal["_storage", b"_storage"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__storage) -> _WhichOneofReturnType__storage | None: ...
 
 Global___Prefetch: _TypeAlias = Prefetch  # noqa: Y015
 
