@@ -123,6 +123,7 @@ class ModelBody(_Body):
     host_copies: Annotated[int, Field(ge=0, le=64), Whole] = 1
     strategy: StrategyBody = StrategyBody()
     pool: Annotated[str, Field(max_length=127, pattern=POOL_PATTERN)] = ""
+    share_host_copies: Annotated[bool, Field(strict=True)] = False
     warm_up_requests: Annotated[int, Field(ge=0, le=64), Whole] = 2
     storage: StorageBody | None = None
 
@@ -153,6 +154,7 @@ class ModelBody(_Body):
             strategy=Strategy(self.strategy.max_surge, self.strategy.max_unavailable, self.strategy.paused),
             pool=self.pool,
             min_replicas=self.min_replicas,
+            share_host_copies=self.share_host_copies,
             warm_up_requests=self.warm_up_requests,
             storage=Storage(self.storage.uri, dict(self.storage.sha256)) if self.storage else None,
         )

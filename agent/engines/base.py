@@ -178,10 +178,11 @@ class EngineHandle(Protocol):
         ...
 
     async def refill(
-        self, rung: Rung, content_revision: str, progress: Progress, checkpoint: Path | None = None
-    ) -> Refill:
+        self, rung: Rung, content_revision: str, progress: Progress, *, checkpoint: Path | None = None,
+        share: bool = False,
+    ) -> Refill:  # fmt: skip
         """Brings pages and verified weights back by one rung; nothing answers yet. A rung without a source reads
-        `checkpoint`, a directory, or the model's own.
+        `checkpoint`, a directory, or the model's own; a copy on this host may be mapped where it shall `share` pages.
 
         Raises RemoteFault (blame the source), LocalFault (do not), ModelDirty (bytes were overwritten: every
         further rung overwrites all of them, so the ladder may go on, but nothing may be served in between).

@@ -205,8 +205,9 @@ class StubHandle:
         await self._call("sleep", level=level)
 
     async def refill(
-        self, rung: Rung, content_revision: str, progress: Progress, checkpoint: Path | None = None
-    ) -> Refill:
+        self, rung: Rung, content_revision: str, progress: Progress, *, checkpoint: Path | None = None,
+        share: bool = False,
+    ) -> Refill:  # fmt: skip
         begun = self._clock.now()
         found = await self._call(
             "refill", rung=rung.kind, content=content_revision, checkpoint=str(checkpoint) if checkpoint else ""

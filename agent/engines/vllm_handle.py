@@ -182,12 +182,13 @@ class VllmHandle:
         await self._post("/sleep", {"level": str(level), "mode": mode})
 
     async def refill(
-        self, rung: Rung, content_revision: str, progress: Progress, checkpoint: Path | None = None
-    ) -> Refill:
+        self, rung: Rung, content_revision: str, progress: Progress, *, checkpoint: Path | None = None,
+        share: bool = False,
+    ) -> Refill:  # fmt: skip
         if rung.source is None and rung.kind.transport:
             raise LocalFault(f"the rung {rung.kind} came without a source")
         path = str(checkpoint or self._context.assignment.spec.uri)
-        told = refill_arguments(rung, content_revision, path, self._ranks.count)
+        told = refill_arguments(rung, content_revision, path, self._ranks.count, share)
         ranks: dict[int, dict[str, Any]] = {}
 
         def tell(rank: int, said: dict[str, Any]) -> None:

@@ -76,6 +76,11 @@ class _Copy:
     """Whether the controller knew of it and wants it no more: one that it never heard of may be the last there is."""
 
     @property
+    def read(self) -> bool:
+        """Whether somebody copies or maps it now."""
+        return self.said is not None and self.said.readers > 0
+
+    @property
     def bytes(self) -> int:
         """What it takes, or what is set aside for it."""
         if self.said is not None and self.said.ready:
@@ -237,7 +242,8 @@ class HostCopies:
                 copy.why, copy.retry_at = choice.refused[copy.name], 0.0
             elif copy.why and not copy.retry_at:
                 copy.why = ""
-        return [c for c in self._copies.values() if c.running and c.name not in choice.kept]
+        # The pages of one that is mapped would stay, whoever ends it: it goes after its last reader.
+        return [c for c in self._copies.values() if c.running and not c.read and c.name not in choice.kept]
 
     def _due(self, copy: _Copy) -> bool:
         if copy.wanted is None or not copy.wanted.rungs or (copy.why and not copy.retry_at):

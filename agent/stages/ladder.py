@@ -91,7 +91,8 @@ async def _refill(member: Member, tools: Tools, handle: EngineHandle, record: Re
     """By one rung; what lies in remote storage is brought into this slot's memory first. Raises as the engine's own."""
     assignment = member.assignment
     if rung.kind is not RungKind.STORAGE:
-        return await handle.refill(rung, assignment.content_revision, member.say)
+        share = assignment.spec.share_host_copies
+        return await handle.refill(rung, assignment.content_revision, member.say, share=share)
     storage, checkpoints = assignment.spec.storage, tools.checkpoints
     if storage is None or checkpoints is None:
         raise LocalFault("no storage is named" if storage is None else "no memory is set aside for it on this slot")
@@ -103,7 +104,7 @@ async def _refill(member: Member, tools: Tools, handle: EngineHandle, record: Re
     key = (assignment.model, assignment.content_revision)
     async with checkpoints.held(key, storage, max(left, 0.0) * FETCH_SHARE, say) as fetched:
         record.mark("fetch", fetched.told)
-        refill = await handle.refill(rung, assignment.content_revision, member.say, fetched.directory)
+        refill = await handle.refill(rung, assignment.content_revision, member.say, checkpoint=fetched.directory)
     return replace(refill, detail=f"{fetched.told}; {refill.detail}")
 
 

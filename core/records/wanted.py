@@ -149,6 +149,8 @@ class ModelSpec:
     """The pool of slots that it runs on, as `namespace/name`; empty for slots that are in none."""
     min_replicas: int = 0
     """The written number counts as at least this one."""
+    share_host_copies: bool = False
+    """Whether engines map the pages of a copy on their host instead of copying them (docs/host-tier.md)."""
     warm_up_requests: int = 2
     """Requests of common shapes that a started engine answers before it is routed to; 0 for none (docs/modes.md)."""
     storage: Storage | None = None

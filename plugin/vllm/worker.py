@@ -192,7 +192,10 @@ class RelightCPUWorker(Completing, Counting, CPUWorker):  # type: ignore[misc]
                 progress({"bytes": now.bytes, "total": now.total, "bytes_per_second": now.bytes_per_second})
 
         sources = tuple(SourceRef(**s) for s in arguments["sources"])
-        order = Order(RungKind(arguments["kind"]), str(arguments["revision"]), sources, str(arguments["path"]))
+        order = Order(
+            RungKind(arguments["kind"]), str(arguments["revision"]), sources, str(arguments["path"]),
+            bool(arguments["share"]),
+        )  # fmt: skip
         got = self._relight.refill(order, tell)
         canary = self._op_canary({}, progress)
         return {"bytes": got.bytes, "phases": [asdict(p) for p in got.phases], "detail": got.detail, "canary": canary}

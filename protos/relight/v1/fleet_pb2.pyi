@@ -393,6 +393,7 @@ class ModelSpec(_message.Message):
     MIN_REPLICAS_FIELD_NUMBER: _builtins.int
     WARM_UP_REQUESTS_FIELD_NUMBER: _builtins.int
     STORAGE_FIELD_NUMBER: _builtins.int
+    SHARE_HOST_COPIES_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     name: _builtins.str
     uri: _builtins.str
@@ -410,6 +411,7 @@ class ModelSpec(_message.Message):
     pool: _builtins.str
     min_replicas: _builtins.int
     warm_up_requests: _builtins.int
+    share_host_copies: _builtins.bool
     @_builtins.property
     def served_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -457,10 +459,11 @@ class ModelSpec(_message.Message):
         min_replicas: _builtins.int = ...,
         warm_up_requests: _builtins.int = ...,
         storage: Global___Storage | None = ...,
+        share_host_copies: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_storage", b"_storage", "drain", b"drain", "guardians", b"guardians", "scale_to_zero", b"scale_to_zero", "storage", b"storage", "strategy", b"strategy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_storage", b"_storage", "args", b"args", "devices_per_member", b"devices_per_member", "drain", b"drain", "engine", b"engine", "env", b"env", "guardians", b"guardians", "host_copies", b"host_copies", "max_replicas", b"max_replicas", "members", b"members", "memory_bytes", b"memory_bytes", "min_replicas", b"min_replicas", "mode", b"mode", "name", b"name", "namespace", b"namespace", "pool", b"pool", "replicas", b"replicas", "revision", b"revision", "rungs", b"rungs", "scale_to_zero", b"scale_to_zero", "served_names", b"served_names", "start_deadline_seconds", b"start_deadline_seconds", "storage", b"storage", "strategy", b"strategy", "uri", b"uri", "wake_deadline_seconds", b"wake_deadline_seconds", "warm_up_requests", b"warm_up_requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_storage", b"_storage", "args", b"args", "devices_per_member", b"devices_per_member", "drain", b"drain", "engine", b"engine", "env", b"env", "guardians", b"guardians", "host_copies", b"host_copies", "max_replicas", b"max_replicas", "members", b"members", "memory_bytes", b"memory_bytes", "min_replicas", b"min_replicas", "mode", b"mode", "name", b"name", "namespace", b"namespace", "pool", b"pool", "replicas", b"replicas", "revision", b"revision", "rungs", b"rungs", "scale_to_zero", b"scale_to_zero", "served_names", b"served_names", "share_host_copies", b"share_host_copies", "start_deadline_seconds", b"start_deadline_seconds", "storage", b"storage", "strategy", b"strategy", "uri", b"uri", "wake_deadline_seconds", b"wake_deadline_seconds", "warm_up_requests", b"warm_up_requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__storage: _TypeAlias = _typing.Literal["storage"]  # noqa: Y015
     _WhichOneofArgType__storage: _TypeAlias = _typing.Literal["_storage", b"_storage"]  # noqa: Y015
