@@ -22,6 +22,8 @@ from relight.core.records import (
 _NAME = "[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?"
 NAME_PATTERN = f"^{_NAME}$"
 POOL_PATTERN = f"^({_NAME}/{_NAME})?$"
+WEIGHTS_PATTERN = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.safetensors"
+STORAGE_PATTERN = r"https?://[^/@?#\s]+(/[^@#\s]*)?"
 MAX_REPLICAS = 10_000
 
 
@@ -84,10 +86,10 @@ class StorageBody(_Body):
     """Where the files of weights lie in remote storage. A query goes with every request, and is in no log; who may read
     the model reads it, as its environment."""
 
-    uri: Annotated[str, Field(max_length=4096, pattern=r"^https?://[^/@?#\s]+(/[^@#\s]*)?$")]
+    uri: Annotated[str, Field(max_length=4096, pattern=f"^{STORAGE_PATTERN}$")]
     sha256: Annotated[
         dict[
-            Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.safetensors$")],
+            Annotated[str, Field(pattern=f"^{WEIGHTS_PATTERN}$")],
             Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")],
         ],
         Field(max_length=4096, json_schema_extra={"additionalProperties": False}),

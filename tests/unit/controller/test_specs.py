@@ -3,6 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
+from relight.controller.kubernetes.translate import model_spec
 from relight.controller.specs import ModelBody
 from relight.core.records import RungKind, Storage
 
@@ -34,3 +35,26 @@ def test_a_presigned_address_with_digests_is_taken_as_it_is():
     spec = ModelBody.model_validate(BODY | {"storage": storage}).spec("default", "m")
     assert spec.storage == Storage(**storage)
     assert "sig" not in repr(spec)
+
+
+def test_a_resource_says_the_same_of_starts_and_storage_as_a_body_does():
+    digest = "0" * 64
+    found = {
+        "metadata": {"namespace": "default", "name": "m"},
+        "spec": {
+            "model": {
+                "uri": "/m", "revision": "r1",
+                "storage": {"uri": "https://s/m/", "files": [{"name": "model.safetensors", "sha256": digest}]},
+            },
+            "runtimeRef": {"name": "rt"}, "poolRef": {"name": "p"}, "start": {"warmUpRequests": 0},
+            "shareHostCopies": True, "sources": {"allow": ["Storage"]},
+        },
+    }  # fmt: skip
+    runtime = {"metadata": {"name": "rt"}, "spec": {"engine": "stub", "image": "x"}}
+    pool = {"metadata": {"name": "p"}, "spec": {"runtimeRef": {"name": "rt"}, "slot": {"resourceName": "x/y"}}}
+    spec = model_spec(found, {"default/rt": runtime}, {"default/p": pool})
+    body = {
+        **BODY, "storage": {"uri": "https://s/m/", "sha256": {"model.safetensors": digest}}, "warm_up_requests": 0,
+        "share_host_copies": True, "rungs": ["storage"], "pool": "default/p",
+    }  # fmt: skip
+    assert spec == ModelBody.model_validate(body).spec("default", "m")
