@@ -20,6 +20,7 @@ from relight.core.records import (
     InstanceAssignment,
     InstanceReport,
     MemoryReading,
+    Shapes,
     SourceOffer,
     StartRecord,
 )
@@ -61,6 +62,10 @@ class Member:
     start: StartRecord | None = None
     progress: str = ""
     requests_running: int = 0
+    shapes: Shapes | None = None
+    """What its engine ran lately; nothing of it outlives the agent."""
+    counted: Shapes | None = None
+    """The engine's own counts as last read, which `shapes` has taken in."""
     unmapped_bytes: int = 0
     retry_at: float = 0.0
     complete: bool = True
@@ -163,4 +168,5 @@ class Member:
             start=self.start,
             progress=self.progress,
             requests_running=self.requests_running,
+            shapes=self.shapes,
         )

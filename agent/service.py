@@ -96,7 +96,7 @@ class Agent:
         caches = Caches(self._cache)
         tools = Tools(
             self._clock, self._drivers, self._link, self._zygotes, ledger, own.bind_host, own.force_tcp,
-            own.weights_tls(), own.source_rate, lambda: self._rails.cards, caches,
+            own.weights_tls(), own.source_rate, lambda: self._rails.cards, caches, self._copies.checkpoints,
         )  # fmt: skip
         parents = {d.id: d.parent for d in self._backend.enumerate()}
         transitions = Transitions(tools, self._journal, self._config.state_dir, parents, self._changed)
@@ -122,6 +122,8 @@ class Agent:
         finally:
             await transitions.close()
             await caches.close()
+            if self._copies.checkpoints is not None:
+                self._copies.checkpoints.close()
             if self._cache is not None:
                 await asyncio.to_thread(self._cache.close)
             await server.stop(0)

@@ -24,6 +24,7 @@ from relight.controller.observe.hosts import Hosts
 from relight.controller.observe.places import Places
 from relight.controller.observe.ring import Rings, remembered
 from relight.controller.observe.routes import Router, route_models
+from relight.controller.observe.shapes import worth_storing
 from relight.controller.observe.snapshot import Observer
 from relight.controller.plan.fleet import sort_fleet
 from relight.controller.plan.plan import next_retry_at, plan
@@ -198,7 +199,12 @@ class Reconciler:
         over = ended(running, snapshot, made, sort_fleet(snapshot), behind)
         writes, started = self.recorder.writes(snapshot)
         writes += [put("operations", operation.id, operation) for operation in over]
-        writes += self._statuses(snapshot) + self._slot_facts() + surplus(self._catalog, snapshot.now)
+        writes += (
+            self._statuses(snapshot)
+            + self._slot_facts()
+            + self._shapes(snapshot)
+            + surplus(self._catalog, snapshot.now)
+        )
         if writes:
             await self._catalog.commit(writes, fence=self._lease)
         for timeline in started:
@@ -272,6 +278,11 @@ class Reconciler:
             if known is None or known.record != facts:
                 writes.append(put("slots", slot, facts))
         return writes
+
+    def _shapes(self, snapshot: Snapshot) -> list[Write]:
+        stored = {key: v.record for key, v in self._catalog.shapes.items()}
+        writes = [put("shapes", key, found) for key, found in worth_storing(snapshot, stored).items()]
+        return writes + [drop("shapes", key) for key in stored if key not in self._catalog.models]
 
     def _next_in(self) -> float | None:
         """Seconds until time alone may change something; None when only an event can."""

@@ -15,12 +15,15 @@ from relight.core.records import (
     OnTimeout,
     RungKind,
     ScaleToZero,
+    Storage,
     Strategy,
 )
 
 _NAME = "[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?"
 NAME_PATTERN = f"^{_NAME}$"
 POOL_PATTERN = f"^({_NAME}/{_NAME})?$"
+WEIGHTS_PATTERN = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.safetensors"
+STORAGE_PATTERN = r"https?://[^/@?#\s]+(/[^@#\s]*)?"
 MAX_REPLICAS = 10_000
 
 
@@ -79,6 +82,20 @@ class StrategyBody(_Body):
     paused: Annotated[bool, Field(strict=True)] = False
 
 
+class StorageBody(_Body):
+    """Where the files of weights lie in remote storage. A query goes with every request, and is in no log; who may read
+    the model reads it, as its environment."""
+
+    uri: Annotated[str, Field(max_length=4096, pattern=f"^{STORAGE_PATTERN}$")]
+    sha256: Annotated[
+        dict[
+            Annotated[str, Field(pattern=f"^{WEIGHTS_PATTERN}$")],
+            Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")],
+        ],
+        Field(max_length=4096, json_schema_extra={"additionalProperties": False}),
+    ] = {}
+
+
 class ModelBody(_Body):
     """One model as its owner asks for it; its name and namespace stand in the path."""
 
@@ -108,6 +125,9 @@ class ModelBody(_Body):
     host_copies: Annotated[int, Field(ge=0, le=64), Whole] = 1
     strategy: StrategyBody = StrategyBody()
     pool: Annotated[str, Field(max_length=127, pattern=POOL_PATTERN)] = ""
+    share_host_copies: Annotated[bool, Field(strict=True)] = False
+    warm_up_requests: Annotated[int, Field(ge=0, le=64), Whole] = 2
+    storage: StorageBody | None = None
 
     def spec(self, namespace: str, name: str) -> ModelSpec:
         """As the shared record."""
@@ -136,4 +156,7 @@ class ModelBody(_Body):
             strategy=Strategy(self.strategy.max_surge, self.strategy.max_unavailable, self.strategy.paused),
             pool=self.pool,
             min_replicas=self.min_replicas,
+            share_host_copies=self.share_host_copies,
+            warm_up_requests=self.warm_up_requests,
+            storage=Storage(self.storage.uri, dict(self.storage.sha256)) if self.storage else None,
         )

@@ -28,6 +28,7 @@ from relight.transfer.pace import Pace
 from relight.transfer.request import Cancel, Holder, Kept, OnProgress, Options, Wanted
 from relight.transfer.segment import Segment, copy
 from relight.transfer.session import refill
+from relight.transfer.sharing import Loan, borrow
 from relight.transfer.source import Source
 from relight.transfer.transports.base import Connect
 from relight.transfer.transports.memory import MemoryReader
@@ -45,14 +46,16 @@ class Residence(StrEnum):
 class Order:
     """One rung to refill by, for one rank: which content, and from where.
 
-    Peers are `sources`, the best one first, each with the address and manifest digest of the same rank; the disk has a
-    `path`; the own host copy needs nothing.
+    Peers are `sources`, the best one first, each with the address and manifest digest of the same rank; the disk and
+    what came from storage have a `path`; the own host copy needs nothing.
     """
 
     kind: RungKind
     revision: str
     sources: tuple[SourceRef, ...] = ()
     path: str = ""
+    share: bool = False
+    """Whether pages of a copy on this host may be mapped instead of copied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,8 @@ class Residency:
         self.state = Residence.AWAKE
         self.level = 0
         self._host_copy: Source | None = None
+        self._loan: Loan | None = None
+        self._cards = bool(settings.cards)
         self._kept, self._cancel, self._breaker = Kept(), Cancel(), Breaker(clock)
         self._served: tuple[dict[str, str], dict[str, str]] | None = None
         self._revision = settings.revision
@@ -182,6 +187,7 @@ class Residency:
         # The state changes first: should a release fail half-way, nothing may resume on what is left.
         self.state, self.level = Residence.ASLEEP, level
         self._kept.clear()
+        self._end_loan()
         self._memory.segment.drop()
         self._memory.drop_derived()
 
@@ -210,11 +216,17 @@ class Residency:
             if self.state is Residence.AWAKE:
                 raise Conflict("the member is awake: a refill would overwrite what it serves from")
             self.state = Residence.ASLEEP
+            self._end_loan()
             begun = self._clock.now()
-            if order.kind is RungKind.DISK:
-                restored = self._from_disk(order.path, order.revision, begun)
+            if order.kind in (RungKind.STORAGE, RungKind.DISK):
+                restored = self._from_files(order, begun)
             else:
-                restored = self._from_holders(order, self._holders(order), progress)
+                shared = self._from_copy(order, begun) if order.share else ""
+                if isinstance(shared, Restored):
+                    restored = shared
+                else:
+                    copied = self._from_holders(order, self._holders(order), progress)
+                    restored = replace(copied, detail=copied.detail + shared)
             self.state = Residence.REFILLED
             self._filled.set()
             return restored
@@ -250,17 +262,43 @@ class Residency:
         # Complete, and now the engine's to work on: what it leaves of the bytes is proven again before it counts.
         self._kept.clear()
         names = ", ".join(name for name, count in got.holders.items() if count)
-        try:
-            self._memory.restore_scalars(got.manifest.scalars)
-            self._memory.rebuild_derived()
-        except LocalFault as error:
-            raise ModelDirty(str(error), cause=RemoteFault(f"{names}: {error}")) from error
-        self._adopt(got.manifest, order.revision)
+        self._take_in(got.manifest, order.revision, names)
         lost = "".join(f"; lost {reason}" for reason in got.lost.values())
         return Restored(got.bytes, got.phases, f"{order.kind} from {names}, {self._streams} streams{lost}")
 
-    def _from_disk(self, path: str, revision: str, begun: float) -> Restored:
-        segment = self._memory.segment
+    def _take_in(self, manifest: WeightManifest, revision: str, names: str) -> None:
+        try:
+            self._memory.restore_scalars(manifest.scalars)
+            self._memory.rebuild_derived()
+        except LocalFault as error:
+            raise ModelDirty(str(error), cause=RemoteFault(f"{names}: {error}")) from error
+        self._adopt(manifest, revision)
+
+    def _from_copy(self, order: Order, begun: float) -> Restored | str:
+        """By mapping the pages of a copy on this host; a string says why they have to be copied."""
+        if order.kind is not RungKind.HOST_SHM or not order.sources:
+            return ""
+        if self._cards:
+            return "; not shared: to register them with an RDMA card would copy every page"
+        peer, memory = order.sources[0], self._memory
+        self._kept.clear()
+        try:
+            self._loan = borrow(memory.segment, Wanted(memory.layout, memory.table, order.revision), peer)
+        except TransferError as error:
+            return f"; not shared: {error}"
+        manifest = self._loan.manifest
+        self._take_in(manifest, order.revision, peer.instance)
+        phase = Phase("map", begun, self._clock.now(), f"{manifest.weight_bytes} bytes shared with {peer.instance}")
+        return Restored(0, (phase,), f"{order.kind}: {peer.instance}'s own pages, proven by it and frozen")
+
+    def _end_loan(self) -> None:
+        if self._loan is not None:
+            self._memory.segment.drop()
+            self._loan.end()
+            self._loan = None
+
+    def _from_files(self, order: Order, begun: float) -> Restored:
+        segment, path, revision = self._memory.segment, order.path, order.revision
         self._kept.clear()
         try:
             segment.populate(0, segment.bytes)
@@ -283,7 +321,7 @@ class Residency:
             Phase("pull", paged, pulled, f"{manifest.weight_bytes} bytes read and packed from {path}"),
             Phase("verify", pulled, verified, "xxh3-128 of every tensor"),
         )
-        return Restored(manifest.weight_bytes, phases, f"disk from {path}")
+        return Restored(manifest.weight_bytes, phases, f"{order.kind} from {path}")
 
     def _compare(self, manifest: WeightManifest, revision: str, path: str) -> None:
         known = self._known.get(revision)

@@ -31,7 +31,7 @@ HUGE_TRIES = 2
 """Huge pages whose price is advanced: one dear page at the begin decides nothing."""
 _PROT_READ, _PROT_WRITE, _PROT_NONE = 1, 2, 0
 _MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 0x01, 0x02, 0x10, 0x20, 0x4000
-_MADV_POPULATE_WRITE, _MADV_COLLAPSE = 23, 25
+_MADV_POPULATE_READ, _MADV_POPULATE_WRITE, _MADV_COLLAPSE = 22, 23, 25
 _FALLOC_KEEP_SIZE, _FALLOC_PUNCH_HOLE = 1, 2
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -70,10 +70,10 @@ def opaque(address: int, length: int) -> memoryview:
     return memoryview((ctypes.c_ubyte * length).from_address(address)).cast("B")
 
 
-def _made(name: str, length: int) -> int:
+def _made(name: str, length: int, seals: int) -> int:
     descriptor = os.memfd_create(f"relight-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, length)
-    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | seals)
     return descriptor
 
 
@@ -89,17 +89,21 @@ class Segment:
 
     device = HOST
 
-    def __init__(self, name: str, length: int, descriptor: int | None = None) -> None:
+    def __init__(self, name: str, length: int, descriptor: int | None = None, *, freezes: bool = False) -> None:
         """Reserves the region; no page is allocated yet. Raises LocalFault.
 
-        With a `descriptor`, of which it keeps a copy, it is that file in memory, whatever it holds.
+        With a `descriptor`, of which it keeps a copy, it is that file in memory, whatever it holds. One that `freezes`
+        may be frozen later.
         """
         self.bytes = -(-max(length, 1) // HUGE) * HUGE
         self._huge_allowance = HUGE_TRIES * HUGE_SECONDS
         self._there = bytearray(self.bytes // HUGE)
         """Which 2 MiB have all their pages: only `drop` takes any away."""
+        self._laid = -1
+        """The frozen segment whose pages lie here in place of its own; -1 while none does."""
+        seals = 0 if freezes else fcntl.F_SEAL_SEAL
         try:
-            self.fd = _made(name, self.bytes) if descriptor is None else _taken(descriptor, self.bytes)
+            self.fd = _made(name, self.bytes, seals) if descriptor is None else _taken(descriptor, self.bytes)
         except OSError as error:
             raise LocalFault(f"a segment of {self.bytes} bytes: {error}") from error
         self.address = _map(self.bytes, _PROT_READ | _PROT_WRITE, self.fd)
@@ -145,8 +149,46 @@ class Segment:
             raise _failed("collapsing pages")
         return False
 
+    def freeze(self) -> None:
+        """From now on nobody can change its bytes, this process included. Raises LocalFault."""
+        descriptor = self.readonly_fd()
+        try:
+            # A mapping that could be made writable again stands in the seal's way; one of this descriptor could not.
+            self._remap(descriptor, _PROT_READ, _MAP_SHARED)
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL)
+        except OSError as error:
+            raise LocalFault(f"freezing a segment: {error.strerror}") from error
+        finally:
+            os.close(descriptor)
+
+    def lay(self, descriptor: int) -> None:
+        """Has the pages of the frozen segment that `descriptor` names lie here, at no cost, until `drop`; its own are
+        given back. What is written here meanwhile is this process's alone. Raises LocalFault, and it is empty then.
+        """
+        self.drop()
+        try:
+            if not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_WRITE:
+                raise LocalFault("the segment to be shared can still be changed: it is not frozen")
+            size = os.fstat(descriptor).st_size
+            if size != self.bytes:
+                raise LocalFault(f"the segment to be shared has {size} bytes, this one {self.bytes}")
+            self._laid = os.dup(descriptor)
+        except OSError as error:
+            raise LocalFault(f"sharing a segment: {error.strerror}") from error
+        self._remap(self._laid, _PROT_READ | _PROT_WRITE, _MAP_PRIVATE)
+        # Page tables only: the first forward pass need not fault for each page.
+        _libc.madvise(self.address, self.bytes, _MADV_POPULATE_READ)
+
+    def _remap(self, descriptor: int, protection: int, kind: int) -> None:
+        if _libc.mmap(self.address, self.bytes, protection, kind | _MAP_FIXED, descriptor, 0) != self.address:
+            raise _failed("mapping a segment anew")
+
     def drop(self) -> None:
         """Gives every page back; the address stays, and reads as zeros until it is filled again."""
+        if self._laid >= 0:
+            self._remap(self.fd, _PROT_READ | _PROT_WRITE, _MAP_SHARED)
+            os.close(self._laid)
+            self._laid = -1
         if _libc.fallocate(self.fd, _FALLOC_KEEP_SIZE | _FALLOC_PUNCH_HOLE, 0, self.bytes) != 0:
             raise _failed("punching a hole")
         self._there = bytearray(len(self._there))
@@ -157,16 +199,19 @@ class Segment:
         return blocks_of(self.view[start:stop])
 
     def resident_bytes(self) -> int:
-        """Bytes that the segment occupies now, whoever maps it."""
+        """Bytes that the segment occupies now, whoever maps it; pages that it shares are their owner's."""
         return os.fstat(self.fd).st_blocks * 512
 
     def readonly_fd(self) -> int:
         """A descriptor for readers: it maps the same pages and can never write them. The caller closes it."""
-        return os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = self.fd if self._laid < 0 else self._laid
+        return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
 
     def close(self) -> None:
         """Unmaps and forgets the segment; nobody may hold a view of it any more."""
         if self.fd >= 0:
+            if self._laid >= 0:
+                os.close(self._laid)
             self.view.release()
             _libc.munmap(self.address, self.bytes)
             os.close(self.fd)

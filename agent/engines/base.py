@@ -6,7 +6,8 @@ engine itself refuses what is unsafe (a wake without a refill, for example).
 
 Order within a start:  driver.command -> driver.compile_start -> (forked or spawned) -> handle.wait_empty
                        -> for each rung: handle.refill -> handle.wait_ready -> handle.describe
-                       -> handle.prove_or_record -> handle.open_source | handle.sleep
+                       -> handle.prove_or_record -> handle.warm_up
+                       -> handle.open_source | handle.sleep
                        -> handle.complete until nothing is left
 Order within a wake:   for each rung: handle.refill -> handle.resume -> handle.prove -> handle.open_source
 Order within a sleep:  handle.wait_idle -> handle.close_source -> handle.sleep -> measure
@@ -21,7 +22,7 @@ from typing import Protocol
 
 from relight.agent.cache.key import EngineStart
 from relight.core.fingerprint import Fingerprint
-from relight.core.records import Endpoint, InstanceAssignment, OnTimeout, Phase, Rung, SourceOffer
+from relight.core.records import Endpoint, InstanceAssignment, OnTimeout, Phase, Rung, Shapes, SourceOffer
 from relight.core.tls import TlsFiles
 
 COMPILE = "compile"
@@ -139,6 +140,15 @@ class EngineHandle(Protocol):
         """
         ...
 
+    async def warm_up(self, prompt_tokens: int) -> None:
+        """Answers one request of Relight's own with a prompt of so many tokens, or the most the engine takes. It is no
+        traffic, and no later request finds anything of it in the engine's caches. Raises LocalFault."""
+        ...
+
+    async def shapes(self) -> Shapes:
+        """What ran since the engine's process began, as plain counts. Raises LocalFault."""
+        ...
+
     async def complete(self) -> int:
         """Does the next piece of what a lazy start left out; returns how many are left. Raises LocalFault."""
         ...
@@ -167,8 +177,12 @@ class EngineHandle(Protocol):
         """Releases weights and KV cache (level 1 keeps a host copy of the weights). Raises LocalFault."""
         ...
 
-    async def refill(self, rung: Rung, content_revision: str, progress: Progress) -> Refill:
-        """Brings pages and verified weights back by one rung; nothing answers yet.
+    async def refill(
+        self, rung: Rung, content_revision: str, progress: Progress, *, checkpoint: Path | None = None,
+        share: bool = False,
+    ) -> Refill:  # fmt: skip
+        """Brings pages and verified weights back by one rung; nothing answers yet. A rung without a source reads
+        `checkpoint`, a directory, or the model's own; a copy on this host may be mapped where it shall `share` pages.
 
         Raises RemoteFault (blame the source), LocalFault (do not), ModelDirty (bytes were overwritten: every
         further rung overwrites all of them, so the ladder may go on, but nothing may be served in between).

@@ -30,7 +30,7 @@ from relight.agent.engines.stub_server import token
 from relight.core.clock import Clock, SystemClock
 from relight.core.errors import LocalFault, ModelDirty, RemoteFault
 from relight.core.fingerprint import Fingerprint, digest
-from relight.core.records import Endpoint, Mode, OnTimeout, Phase, Rung, SourceOffer
+from relight.core.records import Endpoint, Mode, OnTimeout, Phase, Rung, Shapes, SourceOffer
 
 VERSION = "1"
 _POLL = 0.01
@@ -132,6 +132,14 @@ class StubHandle:
     async def prove_or_record(self) -> tuple[Proof | None, Phase]:
         return await self.prove()
 
+    async def warm_up(self, prompt_tokens: int) -> None:
+        await self._call("warm_up", tokens=prompt_tokens)
+
+    async def shapes(self) -> Shapes:
+        found = await self._call("shapes")
+        steps, prompts = ({int(k): float(v) for k, v in found[name].items()} for name in ("steps", "prompts"))
+        return Shapes(self._clock.now(), steps, prompts)
+
     async def complete(self) -> int:
         return int((await self._call("complete"))["left"])
 
@@ -196,12 +204,18 @@ class StubHandle:
     async def sleep(self, level: int) -> None:
         await self._call("sleep", level=level)
 
-    async def refill(self, rung: Rung, content_revision: str, progress: Progress) -> Refill:
+    async def refill(
+        self, rung: Rung, content_revision: str, progress: Progress, *, checkpoint: Path | None = None,
+        share: bool = False,
+    ) -> Refill:  # fmt: skip
         begun = self._clock.now()
-        found = await self._call("refill", rung=rung.kind, content=content_revision)
+        found = await self._call(
+            "refill", rung=rung.kind, content=content_revision, checkpoint=str(checkpoint) if checkpoint else ""
+        )
         progress(f"refilled by {rung.kind}")
         ended = self._clock.now()
-        return Refill(found["bytes"], (Phase("pull", begun, ended, rung.kind),), f"{found['bytes']} bytes")
+        read = "".join(f", read {name}" for name in found["read"])
+        return Refill(found["bytes"], (Phase("pull", begun, ended, rung.kind),), f"{found['bytes']} bytes{read}")
 
     async def resume(self) -> Phase:
         begun = self._clock.now()

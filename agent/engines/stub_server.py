@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import zlib
+from collections import Counter as Counts
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from typing import Any
 from relight.agent.engines.stub_http import CutOff, Request, Response, serve_connection
 from relight.agent.engines.stub_settings import StubSettings
 from relight.core.clock import Clock, SystemClock
+from relight.core.shapes import PROMPTS, bucket
 from relight.protos.convert import from_dict
 
 WORDS = ("amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heath", "islet", "jetty", "knoll")
@@ -52,6 +54,9 @@ class StubEngine:
         self.filled = asyncio.Event()
         """Set once an engine that awaits its weights got them."""
         self._left = settings.pieces
+        self._steps: Counts[int] = Counts()
+        self._prompts: Counts[int] = Counts()
+        self._warm_ups: list[int] = []
         self._kept: mmap.mmap | None = None
         self._progress_at = clock.monotonic()
         self.counts = {"started": 0, "finished": 0, "aborted": 0, "running": 0, "asleep": 0, "generation": 0}
@@ -69,7 +74,7 @@ class StubEngine:
         if request.path == "/v1/models":
             return Response(200, {"object": "list", "data": [{"id": self._name, "object": "model"}]})
         if request.path == "/stub/counts":
-            return Response(200, dict(self.counts))
+            return Response(200, {**self.counts, "warm_ups": self._warm_ups})
         if request.method == "POST" and request.path in ("/v1/completions", "/v1/chat/completions"):
             return await self._complete(request)
         return Response(404, {"error": {"message": "no such route"}})
@@ -85,6 +90,8 @@ class StubEngine:
         if self.counts["started"] <= self._settings.fail_first:
             return Response(500, {"error": {"message": "configured failure"}})
         prompt = json.dumps(body.get("messages")) if chat else str(body.get("prompt"))
+        self._prompts[PROMPTS[bucket(PROMPTS, len(prompt.split()))]] += 1
+        self._steps[1] += 1
         tokens = self._tokens(prompt, int(body.get("max_tokens") or 16))
         if body.get("stream"):
             return Response(200, stream=self._events(tokens, chat))
@@ -146,13 +153,18 @@ class StubEngine:
                 return Response(200, {"generation": self.counts["generation"], "content": self._content})
             case "state":
                 return Response(200, {"empty": self._weights is None})
+            case "warm_up":
+                self._warm_ups.append(int(body.get("tokens") or 0))
+                return Response(200)
+            case "shapes":
+                return Response(200, {"steps": self._steps, "prompts": self._prompts})
             case "complete":
                 self._left = max(self._left - 1, 0)
                 return Response(200, {"left": self._left})
             case "sleep":
                 return self._sleep()
             case "refill":
-                return await self._refill(str(body.get("rung")), str(body.get("content")))
+                return await self._refill(str(body["rung"]), str(body["content"]), str(body["checkpoint"]))
             case "resume":
                 self._kv, self._awake = self._kv or _memory(self._settings.kv_bytes), True
                 return Response(200)
@@ -169,7 +181,7 @@ class StubEngine:
         self._kept = self._kept or _memory(self._settings.sleep_keeps_bytes)
         return Response(200)
 
-    async def _refill(self, rung: str, content: str) -> Response:
+    async def _refill(self, rung: str, content: str, checkpoint: str) -> Response:
         fault = self._settings.wake_errors.get(rung)
         if fault == "hang":
             await asyncio.Event().wait()
@@ -179,7 +191,13 @@ class StubEngine:
         self._weights = self._weights or _memory(self._settings.weight_bytes)
         self._content = "garbage" if fault == "canary" else content
         self.filled.set()
-        return Response(200, {"bytes": self._settings.weight_bytes})
+        return Response(200, {"bytes": self._settings.weight_bytes, "read": _read(checkpoint)})
+
+
+def _read(checkpoint: str) -> list[str]:
+    """What the files of a checkpoint's directory hold, for people; nothing without one."""
+    files = sorted(Path(checkpoint).iterdir()) if checkpoint else []
+    return [f"{len(path.read_bytes())} bytes of {path.name}" for path in files]
 
 
 def _compile(settings: StubSettings, clock: Clock) -> None:

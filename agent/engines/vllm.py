@@ -1,4 +1,4 @@
-"""vLLM on the CPU: its command line and environment, and those of the zygote that it is forked from.
+"""vLLM: its command line and environment, and those of the zygote that it is forked from.
 
 Control endpoints listen on the bind host, loopback by default. The handle on a running engine is in vllm_handle.py.
 """
@@ -26,7 +26,7 @@ from relight.agent.engines.vllm_handle import VllmHandle, endpoint_file, served_
 from relight.core.clock import Clock, SystemClock
 from relight.core.errors import FieldError, InvalidInput
 from relight.core.logs import get_logger
-from relight.core.records import ModelSpec
+from relight.core.records import ModelSpec, Shapes
 from relight.core.tls import TlsFiles
 
 log = get_logger("agent.vllm")
@@ -40,6 +40,12 @@ BACKEND = "--distributed-executor-backend"
 OWN_ENVIRONMENT = ("VLLM_PLUGINS", "VLLM_SERVER_DEV_MODE", "HOME", *trees.environment("vllm", Path("/")))
 FAILPOINTS = "RELIGHT_FAILPOINTS"
 """The one variable of Relight's own that a model's environment may carry: for tests of real engines."""
+
+ON_CPU = ("--worker-cls", "relight.plugin.vllm.worker.RelightCPUWorker", "--load-format", "relight")
+ON_GPU = ("--worker-cls", "relight.plugin.vllm.gpu_worker.RelightGPUWorker")
+"""It loads weights as vLLM does."""
+SIZES = "RELIGHT_SIZES"
+"""As plugin/settings.py reads it."""
 
 _ALWAYS = {
     "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1", "VLLM_PLUGINS": "relight",
@@ -118,7 +124,7 @@ class VllmDriver:
         arguments = [
             str(self._python), "-m", "vllm.entrypoints.cli.main", "serve", spec.uri, *spec.args, *_divided(spec),
             "--served-model-name", served, "--host", context.bind_host, "--port", str(port),
-            "--worker-cls", "relight.plugin.vllm.worker.RelightCPUWorker", "--load-format", "relight",
+            *(ON_CPU if self._on_cpu(context) else ON_GPU),
         ]  # fmt: skip
         return EngineCommand(tuple(arguments), self._environment(context), context.directory)
 
@@ -155,10 +161,14 @@ class VllmDriver:
             "RELIGHT_CONTENT_REVISION": assignment.content_revision or assignment.spec.revision,
             "RELIGHT_MODE": assignment.mode,
             "RELIGHT_START_SECONDS": str(assignment.deadline_seconds),
+            **({} if self._on_cpu(context) else _sizes(assignment.shapes)),
             **_tls(context.data_tls),
             **({"RELIGHT_SOURCE_RATE": str(context.source_rate)} if context.source_rate else {}),
             **({"RELIGHT_RDMA": ",".join(context.cards)} if context.cards else {}),
         }
+
+    def _on_cpu(self, context: MemberContext) -> bool:
+        return all(self._devices[d].kind == "cpu" for d in context.assignment.devices if d in self._devices)
 
     @staticmethod
     def _check(arguments: tuple[str, ...], env: Mapping[str, str]) -> None:
@@ -201,6 +211,13 @@ def _tls(files: TlsFiles | None) -> dict[str, str]:
         "RELIGHT_TLS_PRIVATE_KEY": str(files.private_key),
         "RELIGHT_TLS_AUTHORITY": str(files.authority),
     }
+
+
+def _sizes(shapes: Shapes | None) -> dict[str, str]:
+    """The fleet's steps, by which an engine orders what it captures late."""
+    if shapes is None:
+        return {}
+    return {SIZES: json.dumps({str(tokens): weight for tokens, weight in shapes.steps.items()})}
 
 
 def _free_port(host: str) -> int:

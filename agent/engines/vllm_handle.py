@@ -28,8 +28,10 @@ from relight.agent.engines.vllm_ranks import Ranks, by_name, offer, refill_argum
 from relight.core.clock import Clock
 from relight.core.errors import LocalFault
 from relight.core.fingerprint import Fingerprint
+from relight.core.ids import new_id
 from relight.core.logs import get_logger
-from relight.core.records import Endpoint, Mode, OnTimeout, Phase, Rung, RungKind, SourceOffer
+from relight.core.records import Endpoint, Mode, OnTimeout, Phase, Rung, Shapes, SourceOffer
+from relight.core.shapes import OWN_REQUEST
 from relight.transfer.grants import new_key
 
 log = get_logger("agent.vllm")
@@ -41,6 +43,10 @@ CANARY_TOKENS = 1
 (vLLM's CPU attention reads keys and values from the cache alone, in prefill too)."""
 CANARY_TOLERANCE = 0.05
 """Nats. Equal kernels on equal bytes differ by nothing; a lost KV scale or a wrong layer by far more."""
+WARM_UP_TOKENS = 4
+"""That a warm-up request generates: a prompt's step and a few of decoding."""
+VOCABULARY = range(3, 251)
+"""Token ids that warm-up prompts are made of."""
 CALL_DEADLINE = 30.0
 FIRST_GENERATION_DEADLINE = 180.0
 """Seconds: the first request with log-probabilities compiles the sampler."""
@@ -131,6 +137,17 @@ class VllmHandle:
         await self._record_canary()
         return None, Phase("canary", begun, self._clock.now(), "recorded for those who copy from here")
 
+    async def warm_up(self, prompt_tokens: int) -> None:
+        most = int((await self.describe()).fingerprint.runtime.get("max_model_len", prompt_tokens)) - WARM_UP_TOKENS
+        prompt = [VOCABULARY[n % len(VOCABULARY)] for n in range(max(min(prompt_tokens, most), 1))]
+        # Under a salt of its own nobody shares its blocks: not a user's prompt, not the next warm-up, and no canary.
+        await self._complete(prompt, CALL_DEADLINE, max_tokens=WARM_UP_TOKENS, cache_salt=new_id("salt"))
+
+    async def shapes(self) -> Shapes:
+        said = await self._ranks.first("shapes", CALL_DEADLINE)
+        steps, prompts = ({int(k): float(v) for k, v in said[name].items()} for name in ("steps", "prompts"))
+        return Shapes(self._clock.now(), steps, prompts)
+
     async def complete(self) -> int:
         left = await self._post("/collective_rpc", {}, {"method": "relight_complete"}, FIRST_GENERATION_DEADLINE)
         return max((int(n) for n in left["results"]), default=0)
@@ -164,11 +181,14 @@ class VllmHandle:
         mode = "abort" if self._abort else "wait"
         await self._post("/sleep", {"level": str(level), "mode": mode})
 
-    async def refill(self, rung: Rung, content_revision: str, progress: Progress) -> Refill:
-        if rung.source is None and rung.kind not in (RungKind.DISK, RungKind.HOST_COPY):
+    async def refill(
+        self, rung: Rung, content_revision: str, progress: Progress, *, checkpoint: Path | None = None,
+        share: bool = False,
+    ) -> Refill:  # fmt: skip
+        if rung.source is None and rung.kind.transport:
             raise LocalFault(f"the rung {rung.kind} came without a source")
-        spec = self._context.assignment.spec
-        told = refill_arguments(rung, content_revision, spec.uri, self._ranks.count)
+        path = str(checkpoint or self._context.assignment.spec.uri)
+        told = refill_arguments(rung, content_revision, path, self._ranks.count, share)
         ranks: dict[int, dict[str, Any]] = {}
 
         def tell(rank: int, said: dict[str, Any]) -> None:
@@ -246,22 +266,28 @@ class VllmHandle:
         await self._ranks.all("set_canary", CALL_DEADLINE, self._canary)
 
     async def _post(
-        self, path: str, parameters: Mapping[str, str], body: object = None, deadline: float = CALL_DEADLINE
-    ) -> Any:
+        self, path: str, parameters: Mapping[str, str], body: object = None, deadline: float = CALL_DEADLINE,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:  # fmt: skip
         try:
-            answer = await self._http.post(path, params=parameters, json=body, timeout=deadline)
+            answer = await self._http.post(path, params=parameters, json=body, timeout=deadline, headers=headers)
         except httpx.HTTPError as error:
             raise LocalFault(f"vllm did not answer {path}: {type(error).__name__} {error}") from error
         if answer.status_code != 200:
             raise LocalFault(f"vllm answered {path} with {answer.status_code}: {answer.text[:300]}")
         return answer.json()
 
-    async def _generate(self, prompt: list[int], deadline: float) -> tuple[list[int], list[float]]:
+    async def _complete(self, prompt: list[int], deadline: float, **options: object) -> Any:
+        """A completion of Relight's own, which the engine does not count as traffic."""
         body = {
-            "model": self._name, "prompt": prompt, "max_tokens": CANARY_TOKENS, "temperature": 0, "logprobs": 1,
-            "ignore_eos": True, "return_token_ids": True, "add_special_tokens": False,
+            "model": self._name, "prompt": prompt, "temperature": 0, "ignore_eos": True, "add_special_tokens": False,
+            **options,
         }  # fmt: skip
-        answer = await self._post("/v1/completions", {}, body, deadline)
+        named = {"X-Request-Id": new_id(OWN_REQUEST)}
+        return await self._post("/v1/completions", {}, body, deadline, named)
+
+    async def _generate(self, prompt: list[int], deadline: float) -> tuple[list[int], list[float]]:
+        answer = await self._complete(prompt, deadline, max_tokens=CANARY_TOKENS, logprobs=1, return_token_ids=True)
         try:
             choice = answer["choices"][0]
             tokens = [int(t) for t in choice["token_ids"]]

@@ -68,15 +68,13 @@ def split(parts: str, count: int, what: str) -> list[str]:
     return found
 
 
-def refill_arguments(rung: Rung, revision: str, path: str, count: int) -> list[dict[str, object]]:
+def refill_arguments(rung: Rung, revision: str, path: str, count: int, share: bool) -> list[dict[str, object]]:
     """What each rank is told about a rung. Raises LocalFault when the source is divided otherwise."""
+    told = {"kind": rung.kind, "revision": revision, "share": share}
     if rung.source is None:
-        return [{"kind": rung.kind, "revision": revision, "path": path, "sources": []}] * count
+        return [{**told, "path": path, "sources": []}] * count
     by_source = [_by_rank(source, count) for source in (rung.source, *rung.helpers)]
-    return [
-        {"kind": rung.kind, "revision": revision, "path": "", "sources": [ranks[rank] for ranks in by_source]}
-        for rank in range(count)
-    ]
+    return [{**told, "path": "", "sources": [ranks[rank] for ranks in by_source]} for rank in range(count)]
 
 
 def _by_rank(source: SourceRef, count: int) -> list[dict[str, object]]:

@@ -30,6 +30,8 @@ class Said:
     total: int
     bytes: int
     source: SourceOffer | None
+    readers: int = 0
+    """Who is copying it, or has its pages mapped."""
 
     @property
     def ready(self) -> bool:

@@ -94,6 +94,7 @@ class HostCopy:
                 "placed": self._done[0],
                 "total": self._done[1],
                 "bytes": source.manifest.segment_bytes if source else 0,
+                "readers": source.readers if source else 0,
                 "source": self._offer(source) if source else None,
             }
 
@@ -143,7 +144,7 @@ class HostCopy:
         ways = [(peer, connector(rung.kind.transport, peer, self._place.tls)) for peer in peers]
         manifest = _first_manifest(ways)
         _check(manifest, order)
-        segment = Segment(self._place.name, manifest.segment_bytes)
+        segment = Segment(self._place.name, manifest.segment_bytes, freezes=True)
         holders = [
             Holder(
                 peer.instance, connect, connections=STREAMS if n == 0 else 1, reserve=n > 0,
@@ -155,6 +156,8 @@ class HostCopy:
         options = Options(cancel=self._cancel, on_progress=self._progress)
         try:
             got = refill(segment, wanted, holders, streams=STREAMS, clock=self._clock, options=options)
+            # What engines may map as it is must stay what was proven.
+            segment.freeze()
         except BaseException:
             segment.close()
             raise

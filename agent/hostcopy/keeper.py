@@ -22,6 +22,7 @@ from relight.agent.hostcopy.calls import EMPTY, Said
 from relight.agent.hostcopy.orders import CONTROL, PAGES, READABLE, Fill
 from relight.agent.hostcopy.prefetch import Prefetcher
 from relight.agent.link import SupervisorLink
+from relight.agent.storage.checkpoints import Checkpoints
 from relight.agent.supervisor.client import Exit, Running
 from relight.core.clock import Clock
 from relight.core.errors import LocalFault, RelightError
@@ -75,6 +76,11 @@ class _Copy:
     """Whether the controller knew of it and wants it no more: one that it never heard of may be the last there is."""
 
     @property
+    def read(self) -> bool:
+        """Whether somebody copies or maps it now."""
+        return self.said is not None and self.said.readers > 0
+
+    @property
     def bytes(self) -> int:
         """What it takes, or what is set aside for it."""
         if self.said is not None and self.said.ready:
@@ -94,7 +100,11 @@ class HostCopies:
         self._turns = 0
         self._wake = asyncio.Event()
         self._told: HostReport | None = None
-        self._ahead = Prefetcher(self._left, changed)
+        self.checkpoints: Checkpoints | None = None
+        """Of remote storage, in the same budget; None where it is 0."""
+        if settings.budget_bytes:
+            self.checkpoints = Checkpoints(settings.directory.parent / "storage", self._left, clock)
+        self._ahead = Prefetcher(self._left, changed, self.checkpoints)
 
     # ------------------------------------------------------------------ told and telling
 
@@ -154,7 +164,8 @@ class HostCopies:
         return tuple(ledger.Claim(c.name, c.pid, ()) for c in self._copies.values() if c.running and c.pid)
 
     def _left(self) -> int:
-        return self._settings.budget_bytes - sum(c.bytes for c in self._copies.values())
+        checkpoints = self.checkpoints.bytes if self.checkpoints else 0
+        return self._settings.budget_bytes - checkpoints - sum(c.bytes for c in self._copies.values())
 
     # ------------------------------------------------------------------ keeping
 
@@ -192,6 +203,8 @@ class HostCopies:
             await self._hear_of(copy)
         for copy in self._unfit():
             await self._end(copy)
+        if self.checkpoints is not None and self._left() < 0:
+            self.checkpoints.shed()
         for name in [n for n, c in self._copies.items() if c.wanted is None and not c.running]:
             del self._copies[name]
         for copy in sorted(self._copies.values(), key=lambda c: (c.turn, c.name)):
@@ -229,7 +242,8 @@ class HostCopies:
                 copy.why, copy.retry_at = choice.refused[copy.name], 0.0
             elif copy.why and not copy.retry_at:
                 copy.why = ""
-        return [c for c in self._copies.values() if c.running and c.name not in choice.kept]
+        # The pages of one that is mapped would stay, whoever ends it: it goes after its last reader.
+        return [c for c in self._copies.values() if c.running and not c.read and c.name not in choice.kept]
 
     def _due(self, copy: _Copy) -> bool:
         if copy.wanted is None or not copy.wanted.rungs or (copy.why and not copy.retry_at):

@@ -1,4 +1,5 @@
-"""Reads checkpoints into the system's page cache, so that a first start reads memory. Nothing of them is kept here."""
+"""Reads checkpoints ahead, so that a first start reads memory: those on disk into the system's page cache, those of
+remote storage into memory of this slot's budget."""
 
 from __future__ import annotations
 
@@ -9,15 +10,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from relight.core.errors import LocalFault
+from relight.agent.storage.checkpoints import Checkpoints
+from relight.core.errors import LocalFault, RelightError
 from relight.core.logs import get_logger
-from relight.core.records import Prefetch, PrefetchReport
+from relight.core.records import Prefetch, PrefetchReport, Storage
 
 _log = get_logger("agent.prefetch")
 SUFFIXES = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf"})
 STEP = 4 << 20
 """Bytes of one read: the most that is read after nobody wants it any more."""
 
+FETCH_SECONDS = 3600.0
+"""How long remote storage may take with a checkpoint that nobody waits for."""
 NEWS = 256 << 20
 """Bytes between two reports of how far it is."""
 
@@ -73,9 +77,12 @@ def read_ahead(files: Sequence[File], most: int, over: Callable[[], bool], say: 
 class Prefetcher:
     """One checkpoint at a time; each content once. All calls come from one event loop."""
 
-    def __init__(self, room: Callable[[], int], changed: Callable[[], None]) -> None:
-        """`room` says how many bytes of the budget are left; `changed` is told when `reports` would differ."""
-        self._room, self._changed = room, changed
+    def __init__(
+        self, room: Callable[[], int], changed: Callable[[], None], checkpoints: Checkpoints | None = None
+    ) -> None:
+        """`room` says how many bytes of the budget are left; `changed` is told when `reports` would differ. What lies
+        in remote storage is read into `checkpoints`."""
+        self._room, self._changed, self._checkpoints = room, changed, checkpoints
         self._wanted: tuple[Prefetch, ...] = ()
         self._done: dict[tuple[str, str], PrefetchReport] = {}
         self._wake = asyncio.Event()
@@ -84,6 +91,8 @@ class Prefetcher:
         """What shall be read ahead; what is not named is forgotten, and ends if it is being read."""
         self._wanted = tuple(wanted)
         self._done = {key: r for key, r in self._done.items() if key in map(_key, wanted)}
+        if self._checkpoints is not None:
+            self._checkpoints.keep([_key(w) for w in wanted if w.storage])
         self._wake.set()
 
     def reports(self) -> tuple[PrefetchReport, ...]:
@@ -95,7 +104,7 @@ class Prefetcher:
         while True:
             self._wake.clear()
             while (wanted := next((w for w in self._wanted if _key(w) not in self._done), None)) is not None:
-                await self.read(wanted)
+                await (self.read(wanted) if wanted.storage is None else self._fetch(wanted, wanted.storage))
             await self._wake.wait()
 
     async def read(self, wanted: Prefetch) -> None:
@@ -129,6 +138,25 @@ class Prefetcher:
         finally:
             # A cancelled agent does not wait for a thread that reads on.
             ended.set()
+
+    async def _fetch(self, wanted: Prefetch, storage: Storage) -> None:
+        """Reads one from remote storage into memory, if all of it fits."""
+        told = PrefetchReport(wanted.model, wanted.revision, 0, 0)
+        self._put(wanted, told)
+
+        def say(done: int, total: int) -> None:
+            nonlocal told
+            told = replace(told, bytes=done, total=total)
+            self._put(wanted, told)
+
+        if self._checkpoints is None:
+            return
+        try:
+            async with self._checkpoints.held(_key(wanted), storage, FETCH_SECONDS, say):
+                pass
+        except RelightError as error:
+            self._put(wanted, replace(told, bytes=0, reason=str(error)))
+            _log.warning("prefetch.failed", model=wanted.model, reason=str(error))
 
     def _move(self, wanted: Prefetch, done: int) -> None:
         known = self._done.get(_key(wanted))

@@ -12,6 +12,7 @@ from relight.agent.engines.base import EngineCommand, EngineDriver, EngineHandle
 from relight.agent.ledger import Ledger
 from relight.agent.member import Member
 from relight.agent.stages.caches import Caches
+from relight.agent.storage.checkpoints import Checkpoints
 from relight.agent.supervisor.client import Running
 from relight.core.clock import Clock
 from relight.core.errors import InvalidInput, LocalFault, RelightError, TransferError
@@ -70,6 +71,8 @@ class Tools:
     cards: Callable[[], tuple[str, ...]] = tuple
     """RDMA cards that may be used now, each as `name@address`."""
     caches: Caches = field(default_factory=Caches)
+    checkpoints: Checkpoints | None = None
+    """What was read from remote storage; None where no memory is set aside for it."""
 
     def driver(self, member: Member) -> EngineDriver:
         """Raises InvalidInput when this slot has no such engine."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from relight.agent.member import Member
+from relight.agent.stages import shapes
 from relight.agent.stages.common import RETRY_AFTER, Tools, explain
 from relight.core.states import State
 
@@ -31,6 +32,8 @@ async def look(member: Member, tools: Tools, misses: dict[str, int]) -> str:
     if member.requests_running != health.requests_running:
         member.requests_running = health.requests_running
         member.changed(False)
+    if shapes.due(member, tools):
+        await shapes.read(member, tools)
     return ""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from relight.agent.engines.base import EngineHandle, Proof, ProofFailed, Refill
 from relight.agent.member import Member
@@ -12,9 +12,11 @@ from relight.agent.stages.common import END_GRACE, SUSPEND_DEADLINE, Recorder, T
 from relight.core import failpoints
 from relight.core.errors import LocalFault
 from relight.core.logs import get_logger
-from relight.core.records import Phase, Rung, RungResult, SourceOffer
+from relight.core.records import Phase, Rung, RungKind, RungResult, SourceOffer
 
 _log = get_logger("agent.ladder")
+FETCH_SHARE = 0.8
+"""How much of what is left of the deadline remote storage may take: then the next rung has some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ async def climb(member: Member, tools: Tools, handle: EngineHandle, record: Reco
     refill: Refill | None = None
     again = True
     try:
-        refill = await handle.refill(rung, member.assignment.content_revision, member.say)
+        refill = await _refill(member, tools, handle, record, rung)
         record.add(refill.phases)
         record.add((await handle.resume(),))
         proof, phase, member.source = await _prove(handle)
@@ -60,7 +62,7 @@ async def fill(member: Member, tools: Tools, handle: EngineHandle, record: Recor
     for rung in member.assignment.rungs:
         begun = tools.clock.monotonic()
         try:
-            refill = await handle.refill(rung, member.assignment.content_revision, member.say)
+            refill = await _refill(member, tools, handle, record, rung)
         except Exception as error:  # noqa: BLE001 - every failure of a rung is a reason
             reason = _explained(member, rung, error)
             _failed(member, tools, record, rung, reason, begun, 0)
@@ -83,6 +85,27 @@ async def fall_back(
         if not reason:
             return
     raise LocalFault(reason)
+
+
+async def _refill(member: Member, tools: Tools, handle: EngineHandle, record: Recorder, rung: Rung) -> Refill:
+    """By one rung; what lies in remote storage is brought into this slot's memory first. Raises as the engine's own."""
+    assignment = member.assignment
+    if rung.kind is not RungKind.STORAGE:
+        share = assignment.spec.share_host_copies
+        return await handle.refill(rung, assignment.content_revision, member.say, share=share)
+    storage, checkpoints = assignment.spec.storage, tools.checkpoints
+    if storage is None or checkpoints is None:
+        raise LocalFault("no storage is named" if storage is None else "no memory is set aside for it on this slot")
+    left = member.received_at + assignment.deadline_seconds - tools.clock.now()
+
+    def say(done: int, total: int) -> None:
+        member.say(f"{rung.kind}: {done >> 20} of {total >> 20} MiB")
+
+    key = (assignment.model, assignment.content_revision)
+    async with checkpoints.held(key, storage, max(left, 0.0) * FETCH_SHARE, say) as fetched:
+        record.mark("fetch", fetched.told)
+        refill = await handle.refill(rung, assignment.content_revision, member.say, checkpoint=fetched.directory)
+    return replace(refill, detail=f"{fetched.told}; {refill.detail}")
 
 
 def worked(tools: Tools, record: Recorder, filled: Filled, proof: Proof | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from relight.agent.engines.base import EngineHandle
 from relight.agent.member import Member
+from relight.agent.stages import shapes
 from relight.agent.stages.common import END_GRACE, RETRY_AFTER, Tools, explain
 from relight.core.errors import LocalFault, RelightError
 from relight.core.logs import get_logger
@@ -27,6 +28,7 @@ async def sleep(member: Member, tools: Tools, cause: str) -> None:
             member.retry_at = tools.clock.now() + 1.0
             member.say(f"still draining: {error}")
             return
+        await shapes.read(member, tools)
     try:
         member.begin(State.SLEEPING, cause)
         await _complete(member, handle)

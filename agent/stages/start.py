@@ -10,6 +10,7 @@ from relight.agent.stages import ladder, process
 from relight.agent.stages.common import END_GRACE, RETRY_AFTER, Recorder, Tools, explain, fault
 from relight.agent.stages.process import FORKED
 from relight.agent.stages.sleep import release
+from relight.agent.stages.warm_up import warm_up
 from relight.core.errors import InvalidInput
 from relight.core.logs import get_logger
 from relight.core.records import Desired, Mode
@@ -53,6 +54,7 @@ async def _start(member: Member, tools: Tools, record: Recorder, remaining: floa
         command = await tools.caches.prepare(member, tools, record, command)
         running, record.process = await process.begin(member, tools, command)
         member.pid, member.start_time = running.pid, running.start_time
+        member.counted = None
         member.remember()
     handle = tools.attach(member)
     filled = None
@@ -76,6 +78,7 @@ async def _start(member: Member, tools: Tools, record: Recorder, remaining: floa
         record.add((phase,))
         if filled is not None:
             ladder.worked(tools, record, filled, proof)
+    await warm_up(member, handle, record)
     member.level, member.complete = member.assignment.level, member.assignment.mode is not Mode.LAZY
     if member.assignment.desired is Desired.DORMANT:
         if opened:

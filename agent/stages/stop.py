@@ -7,6 +7,7 @@ import contextlib
 import shutil
 
 from relight.agent.member import Member
+from relight.agent.stages import shapes
 from relight.agent.stages.common import END_GRACE, Tools, explain
 from relight.core.errors import Unavailable
 from relight.core.logs import get_logger
@@ -26,6 +27,8 @@ async def stop(member: Member, tools: Tools, cause: str) -> None:
             await tools.attach(member).wait_idle(drain.timeout_seconds, drain.on_timeout)
         except Exception as error:  # noqa: BLE001 - an engine that does not answer has no requests to save
             _log.warning("drain.cut", instance=member.instance, reason=explain(error))
+        else:
+            await shapes.read(member, tools)
     member.begin(State.STOPPING, cause)
     member.source = None
     if member.handle is not None:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from relight.controller.flight.timeline import Expectation
+from relight.controller.observe.shapes import present
 from relight.controller.plan.fleet import due
 from relight.controller.plan.sources import copies_of, source_for
 from relight.controller.state.base import ABSENT, Write
@@ -32,9 +33,11 @@ from relight.core.records import (
     Plan,
     Rung,
     RungKind,
+    Shapes,
     Snapshot,
     SourceRef,
 )
+from relight.core.shapes import told
 from relight.core.states import State
 from relight.transfer.grants import Claims, mint
 
@@ -130,6 +133,7 @@ class _Builder:
                 operation=operation,
                 cause=placement.reason,
                 deadline_seconds=deadline,
+                shapes=told(self._shapes(placement.model)) if fetches and not wakes else None,
             )
         self._changes.placed.append(placement)
         if placement.predicted_seconds is not None:
@@ -144,6 +148,10 @@ class _Builder:
                 prices=placement.prices,
             )
             self._changes.writes.append(put("expected", placement.instance, expectation))
+
+    def _shapes(self, model: str) -> Shapes | None:
+        stored = self._catalog.shapes.get(model)
+        return present(self._snapshot, model, stored.record if stored else None)
 
     def _grant(self, rung: Rung, rank: int, receiver: str, lifetime_seconds: float) -> Rung | None:
         """The rung as rank `rank` may use it, or None when its source offers nothing (any more)."""

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from relight.controller.kubernetes.api import Kind
-from relight.controller.specs import MAX_REPLICAS
+from relight.controller.specs import MAX_REPLICAS, STORAGE_PATTERN, WEIGHTS_PATTERN
 from relight.core.records import Keep, Mode, OnTimeout, RungKind
 
 GROUP, VERSION = "relight.dev", "v1alpha1"
@@ -51,7 +51,21 @@ Text = Annotated[str, Field(max_length=4096)]
 NonEmpty = Annotated[str, Field(min_length=1, max_length=4096)]
 Number = Annotated[int, Field(ge=0, le=MAX_REPLICAS)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
-Wire = Literal["PeerShm", "PeerRdma", "PeerTcp", "HostCopy", "HostShm", "HostTcp", "Disk"]
+Wire = Literal["PeerShm", "PeerRdma", "PeerTcp", "HostCopy", "HostShm", "HostTcp", "Storage", "Disk"]
+
+
+class StoredFile(_Field):
+    """What one file of weights has to be."""
+
+    name: Annotated[str, Field(max_length=255, pattern=f"^{WEIGHTS_PATTERN}$")]
+    sha256: Annotated[str, Field(max_length=64, pattern="^[0-9a-f]{64}$")]
+
+
+class Storage(_Field):
+    """Where the files of weights lie in remote storage besides; empty for nowhere."""
+
+    uri: Annotated[str, Field(max_length=4096, pattern=f"^({STORAGE_PATTERN})?$")] = ""
+    files: Annotated[list[StoredFile], Field(max_length=4096)] = []
 
 
 class Model(_Field):
@@ -60,6 +74,7 @@ class Model(_Field):
     uri: NonEmpty
     revision: NonEmpty
     served_names: Annotated[list[NonEmpty], Field(max_length=64)] = []
+    storage: Storage = Storage()
 
 
 class Ref(_Field):
@@ -102,6 +117,7 @@ class Start(_Field):
     mode: Literal["Auto", "Guardian", "Lazy", "Normal", "Cold"] = "Auto"
     deadline_seconds: Seconds = 900.0
     wake_deadline_seconds: Seconds = 60.0
+    warm_up_requests: Annotated[int, Field(ge=0, le=64)] = 2
 
 
 class ScaleToZero(_Field):
@@ -149,6 +165,7 @@ class ModelDeploymentSpec(_Field):
     scale_to_zero: ScaleToZero = ScaleToZero()
     sources: Sources = Sources()
     host_copies: Annotated[int, Field(ge=0, le=64)] = 1
+    share_host_copies: bool = False
     drain: Drain = Drain()
     strategy: RollingStrategy = RollingStrategy()
     paused: bool = False

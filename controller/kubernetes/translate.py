@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from relight.controller.kubernetes import resources
 from relight.controller.kubernetes.api import Object
 from relight.controller.kubernetes.resources import (
     KEEPS,
@@ -18,7 +19,7 @@ from relight.controller.kubernetes.resources import (
     to_enum,
 )
 from relight.core.errors import FieldError, InvalidInput
-from relight.core.records import Drain, Guardians, Mode, ModelSpec, RungKind, ScaleToZero, Strategy
+from relight.core.records import Drain, Guardians, Mode, ModelSpec, RungKind, ScaleToZero, Storage, Strategy
 from relight.protos.settings import wrong_fields
 
 B = TypeVar("B", bound=BaseModel)
@@ -73,9 +74,16 @@ def model_spec(found: Object, runtimes: Mapping[str, Object], pools: Mapping[str
         start_deadline_seconds=spec.start.deadline_seconds,
         wake_deadline_seconds=spec.start.wake_deadline_seconds,
         host_copies=spec.host_copies,
+        share_host_copies=spec.share_host_copies,
+        warm_up_requests=spec.start.warm_up_requests,
+        storage=_storage(spec.model.storage),
         strategy=Strategy(spec.strategy.max_surge, spec.strategy.max_unavailable, spec.paused),
         pool=pool_key,
     )
+
+
+def _storage(storage: resources.Storage) -> Storage | None:
+    return Storage(storage.uri, {f.name: f.sha256 for f in storage.files}) if storage.uri else None
 
 
 def pool_spec(found: Object, runtimes: Mapping[str, Object]) -> tuple[DevicePoolSpec, EngineRuntimeSpec]:

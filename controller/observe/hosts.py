@@ -30,11 +30,10 @@ def told(present: Present, receiver: str, now: float) -> HostTier | None:
     if tier is None:
         return None
     expires_at = (period(now) + 2) * GRANT_SECONDS
-    return HostTier(
-        tuple(
-            replace(w, rungs=tuple(_granted(r, w.copy, present.keys, expires_at) for r in w.rungs)) for w in tier.wanted
-        )
+    wanted = tuple(
+        replace(w, rungs=tuple(_granted(r, w.copy, present.keys, expires_at) for r in w.rungs)) for w in tier.wanted
     )
+    return replace(tier, wanted=wanted)
 
 
 def _granted(rung: Rung, copy: str, keys: Mapping[str, str], expires_at: float) -> Rung:

@@ -104,7 +104,9 @@ class _Decision:
                 continue
             able = [n for n, s in self._slots.items() if spec.engine in s.engines and s.devices and self._left[n] > 0]
             for slot in sorted(able, key=lambda n: (len(found[n]), -self._left[n], n))[: spec.host_copies]:
-                found[slot].append(Prefetch(spec.key, spec.revision, spec.uri, "announced, and held by nobody"))
+                found[slot].append(
+                    Prefetch(spec.key, spec.revision, spec.uri, "announced, and held by nobody", spec.storage)
+                )
         return found
 
     def _stay(self, view: ModelView) -> list[_Present]:

@@ -28,6 +28,7 @@ _RUNGS: Mapping[str, tuple[float, float]] = {
     RungKind.HOST_COPY: (0.15, 4e9),
     RungKind.HOST_SHM: (0.15, 4e9),
     RungKind.HOST_TCP: (0.2, 1e9),
+    RungKind.STORAGE: (1.0, 0.1e9),
     RungKind.DISK: (0.5, 0.4e9),
     SLEEP: (0.5, 4e9),
 }

@@ -130,6 +130,11 @@ class Sources:
                 refused.append(f"{kind}: the operation does not allow it")
             elif kind is RungKind.DISK:
                 rungs.append(Rung(kind, "the checkpoint on disk, when nothing faster is left"))
+            elif kind is RungKind.STORAGE:
+                if why := self._no_storage(spec, receiver):
+                    refused.append(f"{kind}: {why}")
+                else:
+                    rungs.append(Rung(kind, "the checkpoint in remote storage, by way of the slot's memory"))
             elif kind is RungKind.HOST_COPY:
                 if no_copy:
                     refused.append(f"{kind}: {no_copy}")
@@ -211,6 +216,16 @@ class Sources:
             else:
                 found.append(copy.rung(kind))
         return found, "; ".join(whys) or "no slot keeps a copy of it"
+
+    def _no_storage(self, spec: ModelSpec, receiver: InstanceView) -> str:
+        """Why `receiver` cannot read remote storage; empty when it can."""
+        if spec.storage is None:
+            return "the model names none"
+        for member in receiver.members:
+            slot = self._slots.get(member.slot)
+            if slot is None or slot.host_tier is None or not slot.host_tier.budget_bytes:
+                return f"slot {member.slot} sets no memory aside for it"
+        return ""
 
     def _unreachable(self, kind: RungKind, receiver: InstanceView, copy: HostCopy) -> str:
         here = self._slots.get(receiver.members[0].slot)

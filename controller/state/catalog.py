@@ -19,7 +19,7 @@ from relight.controller.flight.timeline import Expectation, Timeline
 from relight.controller.state.base import Change, Lease, Store, Write
 from relight.core.errors import TooOld, Unavailable
 from relight.core.logs import get_logger
-from relight.core.records import Assignment, Desired, Failure, Mode, ModelSpec, Operation
+from relight.core.records import Assignment, Desired, Failure, Mode, ModelSpec, Operation, Shapes
 from relight.core.states import State
 
 R = TypeVar("R")
@@ -109,6 +109,7 @@ KINDS: Mapping[str, type[Any]] = {
     "starts": Timeline,
     "expected": Expectation,
     "idempotency": Accepted,
+    "shapes": Shapes,
 }
 # Made once, at import: making one takes tens of milliseconds, and the first request must not pay for it.
 _ADAPTERS = {kind: TypeAdapter(record) for kind, record in KINDS.items()}
@@ -191,6 +192,11 @@ class Catalog:
     def idempotency(self) -> Mapping[str, Versioned[Accepted]]:
         """By `namespace/name/key digest`."""
         return self._tables.by_kind["idempotency"]
+
+    @property
+    def shapes(self) -> Mapping[str, Versioned[Shapes]]:
+        """What the engines of a model ran, by model key."""
+        return self._tables.by_kind["shapes"]
 
     def listen(self, listener: Callable[[frozenset[str]], None]) -> None:
         """Calls `listener` with the keys that changed, after each batch of changes."""

@@ -125,6 +125,9 @@ from relight.core.records.reported import (
     RungResult as RungResult,
 )
 from relight.core.records.reported import (
+    Shapes as Shapes,
+)
+from relight.core.records.reported import (
     SlotReport as SlotReport,
 )
 from relight.core.records.reported import (
@@ -186,6 +189,9 @@ from relight.core.records.wanted import (
 )
 from relight.core.records.wanted import (
     ScaleToZero as ScaleToZero,
+)
+from relight.core.records.wanted import (
+    Storage as Storage,
 )
 from relight.core.records.wanted import (
     Strategy as Strategy,

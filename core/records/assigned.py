@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from relight.core.records.reported import HostContent
-from relight.core.records.wanted import Desired, Mode, ModelSpec, RungKind
+from relight.core.records.reported import HostContent, Shapes
+from relight.core.records.wanted import Desired, Mode, ModelSpec, RungKind, Storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,8 @@ class InstanceAssignment:
     operation: str = ""
     cause: str = ""
     deadline_seconds: float = 900.0
+    shapes: Shapes | None = None
+    """What the model's engines run, for a start to prepare for; None where it is not known, or nothing is started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +97,14 @@ class HostWanted:
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """A checkpoint that a slot shall read ahead into the system's page cache, because nothing else holds it."""
+    """A checkpoint that a slot shall read ahead, because nothing else holds it: from `storage` into its own memory, or
+    from `uri` into the system's page cache."""
 
     model: str
     revision: str
     uri: str
     reason: str = ""
+    storage: Storage | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,6 +132,17 @@ class MemoryReading:
 
 
 @dataclass(frozen=True, slots=True)
+class Shapes:
+    """What ran lately, as weights by size in tokens (core/shapes.py): older work counts less. `at` is a wall time."""
+
+    at: float
+    steps: Mapping[int, float] = field(default_factory=dict)
+    """Steps of engines, by the tokens of a step."""
+    prompts: Mapping[int, float] = field(default_factory=dict)
+    """Requests, by the tokens of their prompt."""
+
+
+@dataclass(frozen=True, slots=True)
 class InstanceReport:
     """One member of one instance as its agent sees it."""
 
@@ -156,6 +167,8 @@ class InstanceReport:
     progress: str = ""
     """One line for people while a start is under way."""
     requests_running: int = 0
+    shapes: Shapes | None = None
+    """None until something ran that is not Relight's own."""
 
 
 @dataclass(frozen=True, slots=True)

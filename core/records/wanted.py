@@ -33,12 +33,15 @@ class RungKind(StrEnum):
     HOST_SHM = "host_shm"
     """A copy of the host tier, on the same host."""
     HOST_TCP = "host_tcp"
+    STORAGE = "storage"
+    """The checkpoint in remote storage, by way of the slot's memory."""
     DISK = "disk"
 
     @property
     def transport(self) -> str:
         """The transport that reads another process by this rung; empty for those that read none."""
-        return "" if self in (RungKind.HOST_COPY, RungKind.DISK) else self.value.partition("_")[2]
+        alone = (RungKind.HOST_COPY, RungKind.STORAGE, RungKind.DISK)
+        return "" if self in alone else self.value.partition("_")[2]
 
     @property
     def from_host_tier(self) -> bool:
@@ -105,6 +108,17 @@ class Strategy:
 
 
 @dataclass(frozen=True, slots=True)
+class Storage:
+    """Where the files of weights lie in remote storage: a base address of HTTP(S), which may be presigned by its query.
+
+    `sha256` holds digests by file name; a file that is not named there is checked by its own header alone.
+    """
+
+    uri: str = field(repr=False)
+    sha256: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """One model as its owner asks for it. `uri` is a local directory; `args` go to the engine as they are."""
 
@@ -135,6 +149,12 @@ class ModelSpec:
     """The pool of slots that it runs on, as `namespace/name`; empty for slots that are in none."""
     min_replicas: int = 0
     """The written number counts as at least this one."""
+    share_host_copies: bool = False
+    """Whether engines map the pages of a copy on their host instead of copying them (docs/host-tier.md)."""
+    warm_up_requests: int = 2
+    """Requests of common shapes that a started engine answers before it is routed to; 0 for none (docs/modes.md)."""
+    storage: Storage | None = None
+    """Where this revision's weights can be had besides `uri`; None: nowhere."""
 
     @property
     def key(self) -> str:

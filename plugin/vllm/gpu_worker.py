@@ -6,6 +6,7 @@ Weights are still vLLM's own affair here: it loads them itself in every mode.
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
 
@@ -18,6 +19,7 @@ from relight.core.errors import Conflict, LocalFault
 from relight.core.logs import configure, get_logger
 from relight.core.records import Mode
 from relight.plugin import settings as environment
+from relight.plugin.counting import Counter, Counting
 from relight.plugin.vllm.completing import Completing
 from relight.plugin.vllm.graphs.lazy import LazyGraphs, left_for_cache, obstacle
 from relight.plugin.vllm.graphs.v1 import V1Graphs
@@ -28,7 +30,7 @@ MEMORY = frozenset({"weights", "kv_cache"})
 """What a forward pass, and so a capture, needs to be there."""
 
 
-class RelightGPUWorker(Completing, Worker):  # type: ignore[misc]
+class RelightGPUWorker(Completing, Counting, Worker):  # type: ignore[misc]
     """See the module; `--worker-cls relight.plugin.vllm.gpu_worker.RelightGPUWorker`."""
 
     _relight_graphs: LazyGraphs | None = None
@@ -48,11 +50,10 @@ class RelightGPUWorker(Completing, Worker):  # type: ignore[misc]
     def compile_or_warm_up_model(self) -> CompilationTimes:
         # Not sooner: the estimate of memory is made from the whole set, and the cache's runner makes the set anew.
         graphs = self._relight_graphs = self._relight_lazily()
-        if graphs is None:
-            return super().compile_or_warm_up_model()
-        with graphs.starting():
+        with nullcontext() if graphs is None else graphs.starting():
             times = super().compile_or_warm_up_model()
-        self._relight_rest = graphs.pieces
+        self._relight_rest = () if graphs is None else graphs.pieces
+        self._relight_counter = Counter()
         return times
 
     def _relight_lazily(self) -> LazyGraphs | None:

@@ -29,6 +29,7 @@ from relight.core.logs import configure, get_logger
 from relight.core.records import Mode, RungKind, SourceRef
 from relight.plugin import settings as environment
 from relight.plugin.control import ControlServer, Progress
+from relight.plugin.counting import Counter, Counting
 from relight.plugin.residency import ModelMemory, Order, Residency
 from relight.plugin.stages import Stages
 from relight.plugin.vllm import handlers, warmup
@@ -61,7 +62,7 @@ def _pages(tensor: torch.Tensor) -> tuple[int, int]:
     return low, max(high - low, 0)
 
 
-class RelightCPUWorker(Completing, CPUWorker):  # type: ignore[misc]
+class RelightCPUWorker(Completing, Counting, CPUWorker):  # type: ignore[misc]
     """See the module; `--worker-cls relight.plugin.vllm.worker.RelightCPUWorker`."""
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
@@ -97,6 +98,7 @@ class RelightCPUWorker(Completing, CPUWorker):  # type: ignore[misc]
         own, weights = self._relight_settings, self._relight_weights
         log.info("worker.ready", instance=own.instance, rank=self.rank, weight_bytes=weights.segment.bytes)
         self._relight_stages.end("kv", "KV cache and what else comes after the model")
+        self._relight_counter = Counter()
         return times
 
     def _listen(self) -> None:
@@ -118,6 +120,7 @@ class RelightCPUWorker(Completing, CPUWorker):  # type: ignore[misc]
                 "close_source": lambda a, _: self._relight.close_source(float(a["deadline_seconds"])),
                 "refill": self._op_refill,
                 "suspend": lambda a, _: self._relight.suspend(),
+                "shapes": lambda a, _: self.relight_shapes(),
             },
         )
 
@@ -189,7 +192,10 @@ class RelightCPUWorker(Completing, CPUWorker):  # type: ignore[misc]
                 progress({"bytes": now.bytes, "total": now.total, "bytes_per_second": now.bytes_per_second})
 
         sources = tuple(SourceRef(**s) for s in arguments["sources"])
-        order = Order(RungKind(arguments["kind"]), str(arguments["revision"]), sources, str(arguments["path"]))
+        order = Order(
+            RungKind(arguments["kind"]), str(arguments["revision"]), sources, str(arguments["path"]),
+            bool(arguments["share"]),
+        )  # fmt: skip
         got = self._relight.refill(order, tell)
         canary = self._op_canary({}, progress)
         return {"bytes": got.bytes, "phases": [asdict(p) for p in got.phases], "detail": got.detail, "canary": canary}

@@ -12,7 +12,17 @@ import httpx
 import pytest
 
 from relight.agent.cache import trees
-from relight.core.records import CacheRing, Desired, InstanceReport, Mode, ModelSpec, RingNode, RungKind, StartCache
+from relight.core.records import (
+    CacheRing,
+    Desired,
+    InstanceReport,
+    Mode,
+    ModelSpec,
+    RingNode,
+    RungKind,
+    Shapes,
+    StartCache,
+)
 from relight.core.states import State
 from relight.protos.relight.v1 import fleet_pb2_grpc
 from relight.transfer.grants import Claims, mint
@@ -60,12 +70,12 @@ async def slot(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Slot]:
 
 
 async def _run(
-    slot: Slot, model: Path, name: str, mode: Mode = Mode.NORMAL
+    slot: Slot, model: Path, name: str, mode: Mode = Mode.NORMAL, shapes: Shapes | None = None
 ) -> tuple[StartCache, InstanceReport, list[int]]:
     """One whole start and some requests; what the ring did, and the tokens of the last request."""
     spec = ModelSpec("default", "tiny", str(model), "r1", "vllm", args=ARGUMENTS)
     wanted = slot.instance(name, Desired.READY, mode=mode, rungs=agent.rungs(RungKind.DISK))
-    slot.want(replace(wanted, model=spec.key, spec=spec, deadline_seconds=READY_SECONDS))
+    slot.want(replace(wanted, model=spec.key, spec=spec, deadline_seconds=READY_SECONDS, shapes=shapes))
     ready = await slot.until(name, State.READY)
     assert ready.endpoint is not None
     async with httpx.AsyncClient(base_url=ready.endpoint.url, timeout=60.0, trust_env=False) as client:
@@ -105,12 +115,18 @@ async def test_a_second_start_loads_what_the_first_compiled_and_compiles_nothing
     assert warm.saved_seconds is not None
     assert warm.saved_seconds > 0
     slot.change("i-2", Desired.GONE)
-    await slot.until("i-2", State.GONE)
-    lazy, report, tokens = await _run(slot, tiny_model, "i-3", Mode.LAZY)
+    shapes = (await slot.until("i-2", State.GONE)).shapes
+    assert shapes is not None
+    # Its own canary is not among them, and decoding makes steps of one token.
+    assert shapes.prompts == pytest.approx({4: REQUESTS}, rel=0.02)
+    assert shapes.steps == pytest.approx({1: 7 * REQUESTS, 4: REQUESTS}, rel=0.02)
+    lazy, report, tokens = await _run(slot, tiny_model, "i-3", Mode.LAZY, shapes)
     assert (lazy.verdict, lazy.compiled) == ("hit", 0), lazy
     assert tokens == expected
     assert report.start is not None
     # Of its model, if that was read by now: the test does not wait for it.
     assert report.start.process.startswith("forked from a zygote")
     assert [p.name for p in report.start.phases][:3] == ["dispatch", "cache", "process"]
+    warmed = next(p for p in report.start.phases if p.name == "warm_up")
+    assert warmed.detail == "2 of 2 requests, prompts of up to 4 tokens"
     print(f"cold {cold}; warm {warm}; lazy {lazy}; phases {report.start.phases}")

@@ -115,12 +115,15 @@ class ShmReader(wire.SocketReader):
         self._pages = pages or Pages()
         self._passed: list[int] = []
         self._peer: MappedPeer | None = None
+        self.descriptor = -1
+        """Names the source's pages, to read; closed with this reader."""
         try:
             if peer_uid(sock) != os.geteuid():
                 raise RemoteFault(f"{source}: another user's process answers at {path}")
             self.hello(grant)
             if not self._passed:
                 raise RemoteFault(f"{source}: passed no descriptor")
+            self.descriptor = os.dup(self._passed[-1])
             self._peer = self._pages.take(self._passed.pop())
         except LocalFault as error:
             self.close()
@@ -153,6 +156,9 @@ class ShmReader(wire.SocketReader):
         for descriptor in self._passed:
             os.close(descriptor)
         self._passed.clear()
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
         if self._peer is not None:
             self._peer = None
             self._pages.give_back()

@@ -391,6 +391,9 @@ class ModelSpec(_message.Message):
     STRATEGY_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
     MIN_REPLICAS_FIELD_NUMBER: _builtins.int
+    WARM_UP_REQUESTS_FIELD_NUMBER: _builtins.int
+    STORAGE_FIELD_NUMBER: _builtins.int
+    SHARE_HOST_COPIES_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     name: _builtins.str
     uri: _builtins.str
@@ -407,6 +410,8 @@ class ModelSpec(_message.Message):
     host_copies: _builtins.int
     pool: _builtins.str
     min_replicas: _builtins.int
+    warm_up_requests: _builtins.int
+    share_host_copies: _builtins.bool
     @_builtins.property
     def served_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -423,6 +428,8 @@ class ModelSpec(_message.Message):
     def drain(self) -> Global___Drain: ...
     @_builtins.property
     def strategy(self) -> Global___Strategy: ...
+    @_builtins.property
+    def storage(self) -> Global___Storage: ...
     def __init__(
         self,
         *,
@@ -450,14 +457,62 @@ class ModelSpec(_message.Message):
         strategy: Global___Strategy | None = ...,
         pool: _builtins.str = ...,
         min_replicas: _builtins.int = ...,
+        warm_up_requests: _builtins.int = ...,
+        storage: Global___Storage | None = ...,
+        share_host_copies: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "guardians", b"guardians", "scale_to_zero", b"scale_to_zero", "strategy", b"strategy"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_storage", b"_storage", "drain", b"drain", "guardians", b"guardians", "scale_to_zero", b"scale_to_zero", "storage", b"storage", "strategy", b"strategy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "devices_per_member", b"devices_per_member", "drain", b"drain", "engine", b"engine", "env", b"env", "guardians", b"guardians", "host_copies", b"host_copies", "max_replicas", b"max_replicas", "members", b"members", "memory_bytes", b"memory_bytes", "min_replicas", b"min_replicas", "mode", b"mode", "name", b"name", "namespace", b"namespace", "pool", b"pool", "replicas", b"replicas", "revision", b"revision", "rungs", b"rungs", "scale_to_zero", b"scale_to_zero", "served_names", b"served_names", "start_deadline_seconds", b"start_deadline_seconds", "strategy", b"strategy", "uri", b"uri", "wake_deadline_seconds", b"wake_deadline_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_storage", b"_storage", "args", b"args", "devices_per_member", b"devices_per_member", "drain", b"drain", "engine", b"engine", "env", b"env", "guardians", b"guardians", "host_copies", b"host_copies", "max_replicas", b"max_replicas", "members", b"members", "memory_bytes", b"memory_bytes", "min_replicas", b"min_replicas", "mode", b"mode", "name", b"name", "namespace", b"namespace", "pool", b"pool", "replicas", b"replicas", "revision", b"revision", "rungs", b"rungs", "scale_to_zero", b"scale_to_zero", "served_names", b"served_names", "share_host_copies", b"share_host_copies", "start_deadline_seconds", b"start_deadline_seconds", "storage", b"storage", "strategy", b"strategy", "uri", b"uri", "wake_deadline_seconds", b"wake_deadline_seconds", "warm_up_requests", b"warm_up_requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__storage: _TypeAlias = _typing.Literal["storage"]  # noqa: Y015
+    _WhichOneofArgType__storage: _TypeAlias = _typing.Literal["_storage", b"_storage"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__storage) -> _WhichOneofReturnType__storage | None: ...
+
+Global___ModelSpec: _TypeAlias = ModelSpec  # noqa: Y015
+
+@_typing.final
+class Storage(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Sha256Entry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    URI_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
+    uri: _builtins.str
+    @_builtins.property
+    def sha256(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        uri: _builtins.str = ...,
+        sha256: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sha256", b"sha256", "uri", b"uri"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ModelSpec: _TypeAlias = ModelSpec  # noqa: Y015
+Global___Storage: _TypeAlias = Storage  # noqa: Y015
 
 @_typing.final
 class SourceRef(_message.Message):
@@ -549,6 +604,7 @@ class InstanceAssignment(_message.Message):
     OPERATION_FIELD_NUMBER: _builtins.int
     CAUSE_FIELD_NUMBER: _builtins.int
     DEADLINE_SECONDS_FIELD_NUMBER: _builtins.int
+    SHAPES_FIELD_NUMBER: _builtins.int
     instance: _builtins.str
     model: _builtins.str
     rank: _builtins.int
@@ -566,6 +622,8 @@ class InstanceAssignment(_message.Message):
     def devices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def rungs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Rung]: ...
+    @_builtins.property
+    def shapes(self) -> Global___Shapes: ...
     def __init__(
         self,
         *,
@@ -583,12 +641,15 @@ class InstanceAssignment(_message.Message):
         operation: _builtins.str = ...,
         cause: _builtins.str = ...,
         deadline_seconds: _builtins.float = ...,
+        shapes: Global___Shapes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_shapes", b"_shapes", "shapes", b"shapes", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "content_revision", b"content_revision", "deadline_seconds", b"deadline_seconds", "desired", b"desired", "devices", b"devices", "instance", b"instance", "level", b"level", "members", b"members", "mode", b"mode", "model", b"model", "operation", b"operation", "rank", b"rank", "rungs", b"rungs", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_shapes", b"_shapes", "cause", b"cause", "content_revision", b"content_revision", "deadline_seconds", b"deadline_seconds", "desired", b"desired", "devices", b"devices", "instance", b"instance", "level", b"level", "members", b"members", "mode", b"mode", "model", b"model", "operation", b"operation", "rank", b"rank", "rungs", b"rungs", "shapes", b"shapes", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__shapes: _TypeAlias = _typing.Literal["shapes"]  # noqa: Y015
+    _WhichOneofArgType__shapes: _TypeAlias = _typing.Literal["_shapes", b"_shapes"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__shapes) -> _WhichOneofReturnType__shapes | None: ...
 
 Global___InstanceAssignment: _TypeAlias = InstanceAssignment  # noqa: Y015
 
@@ -668,10 +729,13 @@ class Prefetch(_message.Message):
     REVISION_FIELD_NUMBER: _builtins.int
     URI_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    STORAGE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     revision: _builtins.str
     uri: _builtins.str
     reason: _builtins.str
+    @_builtins.property
+    def storage(self) -> Global___Storage: ...
     def __init__(
         self,
         *,
@@ -679,12 +743,15 @@ class Prefetch(_message.Message):
         revision: _builtins.str = ...,
         uri: _builtins.str = ...,
         reason: _builtins.str = ...,
+        storage: Global___Storage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_storage", b"_storage", "storage", b"storage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "reason", b"reason", "revision", b"revision", "uri", b"uri"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_storage", b"_storage", "model", b"model", "reason", b"reason", "revision", b"revision", "storage", b"storage", "uri", b"uri"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__storage: _TypeAlias = _typing.Literal["storage"]  # noqa: Y015
+    _WhichOneofArgType__storage: _TypeAlias = _typing.Literal["_storage", b"_storage"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__storage) -> _WhichOneofReturnType__storage | None: ...
 
 Global___Prefetch: _TypeAlias = Prefetch  # noqa: Y015
 
@@ -1276,6 +1343,7 @@ class InstanceReport(_message.Message):
     START_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
     REQUESTS_RUNNING_FIELD_NUMBER: _builtins.int
+    SHAPES_FIELD_NUMBER: _builtins.int
     instance: _builtins.str
     model: _builtins.str
     rank: _builtins.int
@@ -1303,6 +1371,8 @@ class InstanceReport(_message.Message):
     def memory(self) -> Global___MemoryReading: ...
     @_builtins.property
     def start(self) -> Global___StartRecord: ...
+    @_builtins.property
+    def shapes(self) -> Global___Shapes: ...
     def __init__(
         self,
         *,
@@ -1326,10 +1396,11 @@ class InstanceReport(_message.Message):
         start: Global___StartRecord | None = ...,
         progress: _builtins.str = ...,
         requests_running: _builtins.int = ...,
+        shapes: Global___Shapes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_endpoint", b"_endpoint", "_failure", b"_failure", "_fingerprint", b"_fingerprint", "_memory", b"_memory", "_source", b"_source", "_start", b"_start", "endpoint", b"endpoint", "failure", b"failure", "fingerprint", b"fingerprint", "memory", b"memory", "source", b"source", "start", b"start"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_endpoint", b"_endpoint", "_failure", b"_failure", "_fingerprint", b"_fingerprint", "_memory", b"_memory", "_shapes", b"_shapes", "_source", b"_source", "_start", b"_start", "endpoint", b"endpoint", "failure", b"failure", "fingerprint", b"fingerprint", "memory", b"memory", "shapes", b"shapes", "source", b"source", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_endpoint", b"_endpoint", "_failure", b"_failure", "_fingerprint", b"_fingerprint", "_memory", b"_memory", "_source", b"_source", "_start", b"_start", "cause", b"cause", "devices", b"devices", "endpoint", b"endpoint", "failure", b"failure", "fingerprint", b"fingerprint", "incarnation", b"incarnation", "instance", b"instance", "level", b"level", "members", b"members", "memory", b"memory", "model", b"model", "operation", b"operation", "pid", b"pid", "progress", b"progress", "rank", b"rank", "requests_running", b"requests_running", "since", b"since", "source", b"source", "start", b"start", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_endpoint", b"_endpoint", "_failure", b"_failure", "_fingerprint", b"_fingerprint", "_memory", b"_memory", "_shapes", b"_shapes", "_source", b"_source", "_start", b"_start", "cause", b"cause", "devices", b"devices", "endpoint", b"endpoint", "failure", b"failure", "fingerprint", b"fingerprint", "incarnation", b"incarnation", "instance", b"instance", "level", b"level", "members", b"members", "memory", b"memory", "model", b"model", "operation", b"operation", "pid", b"pid", "progress", b"progress", "rank", b"rank", "requests_running", b"requests_running", "shapes", b"shapes", "since", b"since", "source", b"source", "start", b"start", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__endpoint: _TypeAlias = _typing.Literal["endpoint"]  # noqa: Y015
     _WhichOneofArgType__endpoint: _TypeAlias = _typing.Literal["_endpoint", b"_endpoint"]  # noqa: Y015
@@ -1339,6 +1410,8 @@ class InstanceReport(_message.Message):
     _WhichOneofArgType__fingerprint: _TypeAlias = _typing.Literal["_fingerprint", b"_fingerprint"]  # noqa: Y015
     _WhichOneofReturnType__memory: _TypeAlias = _typing.Literal["memory"]  # noqa: Y015
     _WhichOneofArgType__memory: _TypeAlias = _typing.Literal["_memory", b"_memory"]  # noqa: Y015
+    _WhichOneofReturnType__shapes: _TypeAlias = _typing.Literal["shapes"]  # noqa: Y015
+    _WhichOneofArgType__shapes: _TypeAlias = _typing.Literal["_shapes", b"_shapes"]  # noqa: Y015
     _WhichOneofReturnType__source: _TypeAlias = _typing.Literal["source"]  # noqa: Y015
     _WhichOneofArgType__source: _TypeAlias = _typing.Literal["_source", b"_source"]  # noqa: Y015
     _WhichOneofReturnType__start: _TypeAlias = _typing.Literal["start"]  # noqa: Y015
@@ -1352,11 +1425,80 @@ class InstanceReport(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__memory) -> _WhichOneofReturnType__memory | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__shapes) -> _WhichOneofReturnType__shapes | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__source) -> _WhichOneofReturnType__source | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__start) -> _WhichOneofReturnType__start | None: ...
 
 Global___InstanceReport: _TypeAlias = InstanceReport  # noqa: Y015
+
+@_typing.final
+class Shapes(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class StepsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class PromptsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    AT_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    PROMPTS_FIELD_NUMBER: _builtins.int
+    at: _builtins.float
+    @_builtins.property
+    def steps(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]: ...
+    @_builtins.property
+    def prompts(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]: ...
+    def __init__(
+        self,
+        *,
+        at: _builtins.float = ...,
+        steps: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
+        prompts: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "prompts", b"prompts", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Shapes: _TypeAlias = Shapes  # noqa: Y015
 
 @_typing.final
 class DeviceHolder(_message.Message):

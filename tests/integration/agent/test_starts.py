@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import httpx
 import pytest
 
-from relight.core.records import Desired, InstanceAssignment, Mode, RungKind
+from relight.core.records import Desired, InstanceAssignment, Mode, RungKind, Shapes
 from relight.core.states import State
 from support.agent import Slot, complete, rungs
 
@@ -105,3 +106,25 @@ async def test_an_agent_that_dies_while_weights_are_brought_leaves_a_start_that_
     assert report.pid == starting.pid
     assert report.endpoint is not None
     assert (await complete(report.endpoint.url, report.endpoint.served_name)).status_code == 200
+
+
+async def test_a_start_answers_common_shapes_before_it_is_ready_and_tells_what_others_asked_when_it_sleeps(
+    slot: Slot,
+) -> None:
+    slot.want(replace(_wanted(slot), shapes=Shapes(1.0, {1: 90.0}, {64: 30.0, 8: 20.0, 16: 1.0})))
+    report = await slot.until("i-a", State.READY)
+    assert report.start is not None
+    assert report.endpoint is not None
+    (phase,) = (p for p in report.start.phases if p.name == "warm_up")
+    assert phase.detail == "2 of 2 requests, prompts of up to 64 and 8 tokens"
+    async with httpx.AsyncClient(timeout=20.0) as client:
+        counts = (await client.get(f"{report.endpoint.url}/stub/counts")).json()
+    assert (counts["warm_ups"], counts["started"]) == ([64, 8], 0)
+    for prompt in ("one", "one two three"):
+        await complete(report.endpoint.url, report.endpoint.served_name, prompt)
+    slot.change("i-a", Desired.DORMANT)
+    asleep = await slot.until("i-a", State.DORMANT)
+    assert asleep.shapes is not None
+    # Some of it may have been told before, and faded for the moment since.
+    assert asleep.shapes.steps == pytest.approx({1: 2.0}, rel=0.01)
+    assert asleep.shapes.prompts == pytest.approx({1: 1.0, 4: 1.0}, rel=0.01)

@@ -33,12 +33,12 @@ class Processes:
     """Copies that answer, or do not."""
 
     def __init__(self) -> None:
-        self.silent = False
+        self.silent, self.readers = False, 0
 
     async def describe(self, socket: Path) -> Said:
         if self.silent:
             raise LocalFault("the copy did not answer")
-        return Said(7, f"host-{socket.parent.name}", "ready", "", CONTENT, 0, 0, 100, OFFER)
+        return Said(7, f"host-{socket.parent.name}", "ready", "", CONTENT, 0, 0, 100, OFFER, self.readers)
 
 
 @pytest.fixture
@@ -87,5 +87,18 @@ async def test_one_missed_answer_costs_no_copy_and_three_do(processes, tmp_path)
 async def test_a_budget_that_shrank_ends_what_was_taken_over(processes, tmp_path, budget) -> None:
     made, link = keeper(tmp_path, budget)
     await made.begin()
+    await made.look()
+    assert link.ended == ["host-a"]
+
+
+async def test_a_copy_whose_pages_are_mapped_is_not_ended_before_its_last_reader_went(processes, tmp_path) -> None:
+    made, link = keeper(tmp_path)
+    processes.readers = 1
+    await made.begin()
+    made.report()
+    made.hear(HostTier())
+    await made.look()
+    assert link.ended == []
+    processes.readers = 0
     await made.look()
     assert link.ended == ["host-a"]

@@ -19,9 +19,10 @@ from relight.agent.hostcopy.orders import Fill, dump, named, parse
 from relight.core.clock import SystemClock
 from relight.core.errors import InvalidInput
 from relight.core.records import HostContent, Rung, RungKind, SourceRef
+from relight.plugin.residency import Order, Restored
 from relight.transfer import grants
 from support.hostcopies import ask, until
-from support.weights import CANARY, Engine
+from support.weights import CANARY, SIZES, Engine
 
 CONTENT = HostContent("default/m", "r1", "as it is started", "1", "cpu")
 ROOM = 1 << 30
@@ -185,3 +186,58 @@ def test_the_process_answers_refuses_and_ends_without_a_trace(source, tmp_path) 
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE) == 0
     assert not (directory / "s").exists()
+
+
+def _share(sleeper: Engine, said: dict[str, Any]) -> Restored:
+    order = Order(RungKind.HOST_SHM, "r1", (reference(said, "shm"),), share=True)
+    return sleeper.residency.refill(order, lambda progress: None)
+
+
+def test_an_engine_that_shares_a_copy_wakes_without_a_byte_of_its_own_and_gives_it_back_asleep(
+    source, copies, tmp_path
+) -> None:  # fmt: skip
+    before = bytes(source.segment.view)
+    copy = copies()
+    said = copy.fill(of_engine(source))
+    sleeper = Engine("i-b", tmp_path / "b")
+    sleeper.residency.sleep(2)
+    got = _share(sleeper, said)
+    assert (got.bytes, [p.name for p in got.phases]) == (0, ["map"])
+    assert got.detail == "host_shm: host-a's own pages, proven by it and frozen"
+    sleeper.residency.resume()
+    assert bytes(sleeper.segment.view) == before
+    assert sleeper.segment.resident_bytes() == 0
+    assert sleeper.residency.source.manifest.canary == CANARY
+    assert copy.made.describe()["readers"] == 1
+    # Others copy from it as from any engine, and it copies from others after a sleep.
+    reader = Engine("i-c", tmp_path / "c")
+    reader.residency.sleep(2)
+    shm, _, grant = sleeper.offer()
+    reader.wake(RungKind.PEER_SHM, address=shm, grant=grant, name="i-b")
+    assert bytes(reader.segment.view) == before
+    sleeper.residency.close_source(5.0)
+    sleeper.residency.sleep(2)
+    until(lambda: copy.made.describe()["readers"], lambda readers: readers == 0)
+    ref = reference(said, "tcp")
+    sleeper.wake(RungKind.HOST_TCP, address=ref.address, grant=ref.grant, name=ref.instance)
+    assert bytes(sleeper.segment.view) == before
+    assert sleeper.segment.resident_bytes() >= sum(SIZES)
+
+
+def test_a_copy_that_cannot_be_shared_is_copied_and_the_reason_told(source, copies, tmp_path) -> None:
+    said = copies().fill(of_engine(source))
+    sleeper = Engine("i-b", tmp_path / "b", cards=1)
+    sleeper.residency.sleep(2)
+    got = _share(sleeper, said)
+    assert got.bytes == sum(SIZES)
+    assert got.detail.endswith("; not shared: to register them with an RDMA card would copy every page")
+
+
+def test_a_shared_refill_that_comes_to_nothing_leaves_the_copy_without_a_reader(source, copies, tmp_path) -> None:
+    copy = copies()
+    sleeper = Engine("i-b", tmp_path / "b")
+    sleeper.residency.sleep(2)
+    _share(sleeper, copy.fill(of_engine(source)))
+    sleeper.residency.suspend()
+    until(lambda: copy.made.describe()["readers"], lambda readers: readers == 0)
+    assert sleeper.segment.resident_bytes() == 0

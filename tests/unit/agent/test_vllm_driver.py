@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,10 @@ from relight.agent.devices.base import Device
 from relight.agent.engines.base import MemberContext
 from relight.agent.engines.vllm import VllmDriver
 from relight.core.errors import InvalidInput
-from relight.core.records import Desired, InstanceAssignment, ModelSpec
+from relight.core.records import Desired, InstanceAssignment, ModelSpec, Shapes
+from relight.plugin.settings import read
+
+GPU = Device("gpu0", "nvidia", "gpu0", 1 << 30)
 
 
 @pytest.fixture
@@ -63,3 +67,21 @@ def test_two_instances_of_one_model_have_one_key_and_other_arguments_another(
     assert [d.field for d in first.differences(other)] == ["argument.--max-model-len"]
     ranks = _key(driver, _context(tmp_path, "i-4", devices_per_member=2))
     assert ranks.fields["ranks"] == "0-1"
+
+
+def test_on_a_gpu_the_worker_captures_lazily_in_the_order_of_the_models_steps(tmp_path: Path) -> None:
+    context = _context(tmp_path, "i-1")
+    shapes = Shapes(1.0, {8: 30.0, 1: 2.5}, {16: 20.0})
+    context = replace(context, assignment=replace(context.assignment, devices=("gpu0",), shapes=shapes))
+    command = VllmDriver(sys.executable, (GPU,)).command(context)
+    at = command.argv.index("--worker-cls")
+    assert command.argv[at + 1] == "relight.plugin.vllm.gpu_worker.RelightGPUWorker"
+    assert "--load-format" not in command.argv
+    settings = read({**command.env, "RELIGHT_INSTANCE": "i-1"})
+    assert settings.sizes == ((1, 2.5), (8, 30.0))
+
+
+def test_what_a_models_engines_run_does_not_change_what_is_compiled(driver: VllmDriver, tmp_path: Path) -> None:
+    told = _context(tmp_path, "i-1")
+    told = replace(told, assignment=replace(told.assignment, shapes=Shapes(1.0, {8: 30.0}, {16: 20.0})))
+    assert _key(driver, told) == _key(driver, _context(tmp_path, "i-2"))

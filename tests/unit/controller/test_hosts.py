@@ -12,10 +12,12 @@ from relight.controller.plan.fleet import runtime_digest
 from relight.controller.plan.hosts import hosted
 from relight.controller.plan.plan import plan
 from relight.controller.plan.prices import Predictions
+from relight.controller.plan.sources import Sources
 from relight.core.fingerprint import digest
 from relight.core.hosting import copy_name, room_for
 from relight.core.records import (
     Demand,
+    Desired,
     Guardians,
     HostContent,
     HostCopyReport,
@@ -25,10 +27,11 @@ from relight.core.records import (
     RungKind,
     Snapshot,
     SourceOffer,
+    Storage,
 )
 from relight.core.states import State
 from relight.transfer.grants import check
-from support.planning import SPEC, instance, kinds, slot
+from support.planning import DEVICE, SPEC, instance, kinds, slot
 
 LAYOUT = digest({"dtype": "bf16"})
 KEY = "ab" * 32
@@ -259,3 +262,31 @@ def test_nothing_is_read_ahead_of_what_an_engine_or_a_copy_holds():
     assert ahead(hosted(seen(held, specs=[announced]), {})) == {"a": []}
     asleep = [instance("i-a", "a", State.DORMANT, spec=announced)]
     assert ahead(hosted(seen([slot("a", budget=ROOM)], asleep, [announced]), {})) == {"a": []}
+
+
+def test_what_is_read_ahead_is_told_to_its_slot_with_where_it_lies_in_storage():
+    spec = replace(SPEC, replicas=0, storage=Storage("https://s/m?sig=x"))
+    hosts = Hosts()
+    hosts.update(seen([slot("a", budget=ROOM)], specs=[spec]))
+    assert hosts.present is not None
+    (prefetch,) = told(hosts.present, "a", 100.0).prefetch
+    assert (prefetch.model, prefetch.storage) == (spec.key, spec.storage)
+
+
+@pytest.mark.parametrize(
+    ("storage", "budget", "why"),
+    [
+        (None, ROOM, "storage: the model names none"),
+        (Storage("https://s/m?sig=x"), None, "storage: slot a sets no memory aside for it"),
+        (Storage("https://s/m?sig=x"), 0, "storage: slot a sets no memory aside for it"),
+        (Storage("https://s/m?sig=x"), ROOM, ""),
+    ],
+)
+def test_remote_storage_is_read_before_the_disk_where_a_model_names_it_and_a_slot_has_memory(storage, budget, why):
+    spec = replace(SPEC, replicas=1, mode=Mode.NORMAL, storage=storage)
+    snapshot = seen([slot("a", budget=budget)], specs=[spec])
+    (placed,) = [p for p in planned(snapshot).placements if p.rungs and p.desired is Desired.READY]
+    assert kinds(placed) == ([RungKind.DISK] if why else [RungKind.STORAGE, RungKind.DISK])
+    ladder = Sources(snapshot).fresh(spec, [("a", (DEVICE,))], ())
+    assert [r for r in ladder.refused if r.startswith("storage")] == ([why] if why else [])
+    assert "sig" not in repr((placed, ladder))

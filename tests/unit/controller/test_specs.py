@@ -3,8 +3,9 @@
 import pytest
 from pydantic import ValidationError
 
+from relight.controller.kubernetes.translate import model_spec
 from relight.controller.specs import ModelBody
-from relight.core.records import RungKind
+from relight.core.records import RungKind, Storage
 
 BODY = {"uri": "/m", "revision": "r1", "engine": "stub"}
 
@@ -19,3 +20,41 @@ def test_the_defaults_written_out_are_accepted_and_mean_the_same():
 def test_rungs_that_are_none_unknown_or_too_many_are_refused(rungs):
     with pytest.raises(ValidationError, match="rungs"):
         ModelBody.model_validate(BODY | {"rungs": rungs})
+
+
+@pytest.mark.parametrize(
+    "uri", ["file:///m", "s3://b/m", "https://user:secret@s/m", "https://s/m#x", "https:///m", "https://s/m m"]
+)
+def test_storage_is_an_address_of_http_without_a_user(uri):
+    with pytest.raises(ValidationError, match=r"storage\.uri"):
+        ModelBody.model_validate(BODY | {"storage": {"uri": uri}})
+
+
+def test_a_presigned_address_with_digests_is_taken_as_it_is():
+    storage = {"uri": "https://s/m/?sig=x", "sha256": {"model.safetensors": "0" * 64}}
+    spec = ModelBody.model_validate(BODY | {"storage": storage}).spec("default", "m")
+    assert spec.storage == Storage(**storage)
+    assert "sig" not in repr(spec)
+
+
+def test_a_resource_says_the_same_of_starts_and_storage_as_a_body_does():
+    digest = "0" * 64
+    found = {
+        "metadata": {"namespace": "default", "name": "m"},
+        "spec": {
+            "model": {
+                "uri": "/m", "revision": "r1",
+                "storage": {"uri": "https://s/m/", "files": [{"name": "model.safetensors", "sha256": digest}]},
+            },
+            "runtimeRef": {"name": "rt"}, "poolRef": {"name": "p"}, "start": {"warmUpRequests": 0},
+            "shareHostCopies": True, "sources": {"allow": ["Storage"]},
+        },
+    }  # fmt: skip
+    runtime = {"metadata": {"name": "rt"}, "spec": {"engine": "stub", "image": "x"}}
+    pool = {"metadata": {"name": "p"}, "spec": {"runtimeRef": {"name": "rt"}, "slot": {"resourceName": "x/y"}}}
+    spec = model_spec(found, {"default/rt": runtime}, {"default/p": pool})
+    body = {
+        **BODY, "storage": {"uri": "https://s/m/", "sha256": {"model.safetensors": digest}}, "warm_up_requests": 0,
+        "share_host_copies": True, "rungs": ["storage"], "pool": "default/p",
+    }  # fmt: skip
+    assert spec == ModelBody.model_validate(body).spec("default", "m")
