@@ -99,12 +99,13 @@ class Serving:
         member = self._ready()
         if member is None:
             return _refused("nothing is ready here")
-        wrong = _not_for(member, request, body)
-        if wrong:
-            return _refused(wrong)
         endpoint = member.report().endpoint
         if endpoint is None:
             return _refused("nothing is ready here")
+        wrong = _not_for(member, request, body)
+        if wrong:
+            return _refused(wrong)
+        body = _named(body, endpoint.served_name)
         headers = [(k, v) for k, v in request.headers.items() if k.lower() not in _HOP]
         path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         asked = self._client.build_request(request.method, f"{endpoint.url}{path}", headers=headers, content=body)
@@ -162,6 +163,17 @@ def _not_for(member: Member, request: Request, body: bytes) -> str:
     if isinstance(name, str) and name and name not in names:
         return f"{', '.join(names)} is ready here, {name[:80]!r} is asked for"
     return ""
+
+
+def _named(body: bytes, served_name: str) -> bytes:
+    """The body with the one name by which the engine knows its model; untouched when it says that, or is no JSON."""
+    try:
+        asked: Any = json.loads(body) if body else None
+    except (ValueError, RecursionError):
+        return body
+    if not isinstance(asked, dict) or asked.get("model") in (None, served_name):
+        return body
+    return json.dumps({**asked, "model": served_name}, ensure_ascii=False).encode()
 
 
 def _refused(message: str) -> Response:

@@ -126,6 +126,10 @@ class ProofFailed(Exception):
 class EngineHandle(Protocol):
     """One member of one instance: a started (or adopted) engine. Every call has a deadline of its own."""
 
+    def follow(self, assignment: InstanceAssignment) -> None:
+        """Acts for `assignment` from now on: of the same process, and of other content where that has changed."""
+        ...
+
     async def wait_empty(self, deadline_seconds: float, progress: Progress) -> bool:
         """Whether the engine that is starting waits for its weights now; False when it loads them itself, or has them.
 

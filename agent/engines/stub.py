@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from relight.agent.engines.stub_server import token
 from relight.core.clock import Clock, SystemClock
 from relight.core.errors import LocalFault, ModelDirty, RemoteFault
 from relight.core.fingerprint import Fingerprint, digest
-from relight.core.records import Endpoint, Mode, OnTimeout, Phase, Rung, Shapes, SourceOffer
+from relight.core.records import Endpoint, InstanceAssignment, Mode, OnTimeout, Phase, Rung, Shapes, SourceOffer
 
 VERSION = "1"
 _POLL = 0.01
@@ -103,6 +104,10 @@ class StubHandle:
     def __init__(self, context: MemberContext, clock: Clock) -> None:
         self._context, self._clock = context, clock
         self._socket: Path = context.directory / "control.sock"
+
+    def follow(self, assignment: InstanceAssignment) -> None:
+        if assignment != self._context.assignment:
+            self._context = replace(self._context, assignment=assignment)
 
     async def _call(self, name: str, **body: Any) -> dict[str, Any]:
         try:

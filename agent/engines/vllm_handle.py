@@ -10,6 +10,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from relight.core.errors import LocalFault
 from relight.core.fingerprint import Fingerprint
 from relight.core.ids import new_id
 from relight.core.logs import get_logger
-from relight.core.records import Endpoint, Mode, OnTimeout, Phase, Rung, Shapes, SourceOffer
+from relight.core.records import Endpoint, InstanceAssignment, Mode, OnTimeout, Phase, Rung, Shapes, SourceOffer
 from relight.core.shapes import OWN_REQUEST
 from relight.transfer.grants import new_key
 
@@ -87,6 +88,10 @@ class VllmHandle:
         self._canary: dict[str, Any] | None = None
         self._abort = False
         self._progressed: tuple[float, float] = (-1.0, 0.0)
+
+    def follow(self, assignment: InstanceAssignment) -> None:
+        if assignment != self._context.assignment:
+            self._context = replace(self._context, assignment=assignment)
 
     async def wait_empty(self, deadline_seconds: float, progress: Progress) -> bool:
         if self._context.assignment.mode is Mode.COLD:

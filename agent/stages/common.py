@@ -92,9 +92,11 @@ class Tools:
         )  # fmt: skip
 
     def attach(self, member: Member) -> EngineHandle:
-        """The member's handle, made at the first call."""
+        """The member's handle, made at the first call; it acts for the newest assignment, of whatever content."""
         if member.handle is None:
             member.handle = self.driver(member).handle(self.context(member))
+        else:
+            member.handle.follow(member.assignment)
         return member.handle
 
     async def end(self, member: Member, grace_seconds: float) -> None:

@@ -39,7 +39,7 @@ async def climb(member: Member, tools: Tools, handle: EngineHandle, record: Reco
         refill = await _refill(member, tools, handle, record, rung)
         record.add(refill.phases)
         record.add((await handle.resume(),))
-        proof, phase, member.source = await _prove(handle)
+        proof, phase, member.source = await _prove(handle, rung)
         record.add((phase,))
     except ProofFailed as error:
         # The same bytes would fail again: waiting alone cures nothing.
@@ -142,11 +142,15 @@ def _left_aside(rung: Rung, failed: Sequence[RungResult]) -> str:
     return "; ".join([*tried, *filter(None, [rung.instead_of])])
 
 
-async def _prove(handle: EngineHandle) -> tuple[Proof, Phase, SourceOffer]:
-    """Proves the engine, and meanwhile makes it a source; nobody hears of that offer unless the proof is good."""
+async def _prove(handle: EngineHandle, rung: Rung) -> tuple[Proof | None, Phase, SourceOffer]:
+    """Proves the engine, and meanwhile makes it a source; nobody hears of that offer unless the proof is good.
+
+    A checkpoint brings no canary: whoever reads content first, by its digests alone, records one for all that follow.
+    """
+    first = rung.kind in (RungKind.DISK, RungKind.STORAGE)
     opening = asyncio.ensure_future(handle.open_source())
     try:
-        proof, phase = await handle.prove()
+        proof, phase = await (handle.prove_or_record() if first else handle.prove())
     except BaseException:
         # A source that was opened for nothing is closed by `suspend`, which follows: it must not come after that.
         await asyncio.gather(opening, return_exceptions=True)

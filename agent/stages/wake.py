@@ -43,6 +43,10 @@ async def wake(member: Member, tools: Tools, cause: str) -> None:
         record.finish(False, reason)
         member.fail(reason, RETRY_AFTER if again else None)
         return
+    known = member.facts.fingerprint.content.get("revision") if member.facts else None
+    if known != member.assignment.content_revision:
+        # It slept with other content: what is said of it must be of what it holds now.
+        member.facts = await handle.describe()
     failpoints.hit("agent.wake.after-proof")
     member.level = member.assignment.level
     record.finish(True, record.rungs[-1].reason)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -135,3 +138,38 @@ def test_the_pin_next_waits_for_the_woken_replica_also_right_after_the_model_was
     one.scaled(2)
     client.join(60)
     assert got["instance"] == sleeper
+
+
+def test_another_revision_rolls_out_through_the_guardian_and_back_without_a_new_process(
+    one: Live, tiny_model: Path, tmp_path: Path
+) -> None:
+    altered = tmp_path / "r2"
+    shutil.copytree(tiny_model, altered)
+    weights = altered / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    begin = 8 + int.from_bytes(data[:8], "little")
+    # The signs of every other number of the first part: another content of the same layout.
+    for at in range(begin + 1, begin + (len(data) - begin) // 4, 4):
+        data[at] ^= 0x80
+    weights.write_bytes(data)
+    spec = one.api.get(one.path).json()["spec"]
+    body = {k: v for k, v in spec.items() if k not in ("namespace", "name")}
+    pids = {m["pid"] for i in one.instances() for m in i["members"]}
+    before = one.ask("hello").json()["choices"][0]["text"]
+    try:
+        one.api.put(one.path, json={**body, "uri": str(altered), "revision": "r2"}).raise_for_status()
+        one.wait(lambda found: _revisions(found) == {"ready": "r2", "dormant": body["revision"]})
+        assert one.ask("hello").json()["choices"][0]["text"] != before
+        # A second replica copies from the first, whose canary is that of the new content.
+        one.scaled(2)
+        assert same_tokens(one)
+        one.scaled(1)
+    finally:
+        one.api.put(one.path, json=body).raise_for_status()
+    one.wait(lambda found: _revisions(found).get("ready") == body["revision"])
+    assert one.ask("hello").json()["choices"][0]["text"] == before
+    assert {m["pid"] for i in one.instances() for m in i["members"]} == pids
+
+
+def _revisions(found: list[dict[str, Any]]) -> dict[str, str]:
+    return {i["state"]: i["fingerprint"]["content"]["revision"] for i in found if i["fingerprint"]}

@@ -166,6 +166,13 @@ class Kubelets:
         for process in (slot.agent, slot.engine):
             await end(process)
 
+    async def crash(self, slot: SlotPod) -> None:
+        """All of its processes are gone without a word."""
+        for process in (slot.agent, slot.engine):
+            if process is not None:
+                process.kill()
+                await process.wait()
+
     async def upgrade_agent(self, slot: SlotPod) -> None:
         """The agent's container is replaced in place; the engine's runs on."""
         await end(slot.agent)
