@@ -47,7 +47,7 @@ def manifests() -> list[str]:
 class ControllerProcess:
     """One candidate, with a store of its own: losing it loses no intent."""
 
-    def __init__(self, cluster: Cluster, name: str, **settings: Any) -> None:
+    def __init__(self, cluster: Cluster, name: str, lease_seconds: float = LEASE_SECONDS, **settings: Any) -> None:
         self.name, self._cluster = name, cluster
         self.directory = cluster.root / name
         self.directory.mkdir()
@@ -68,7 +68,7 @@ class ControllerProcess:
                 "kubeconfig": str(cluster.kubeconfig),
                 "namespace": SYSTEM,
                 "lease": cluster.lease,
-                "lease_seconds": LEASE_SECONDS,
+                "lease_seconds": lease_seconds,
                 "identity": name,
                 "agent_image": "relight/agent:test",
                 "controller_address": f"127.0.0.1:{cluster.grpc_port}",
@@ -207,13 +207,22 @@ class Cluster:
         self.service_for_agents = Service(self.grpc_port, self.controllers)
         self.kubelets = Kubelets(api, namespace)
         account = plane.service_account("relight-controller", SYSTEM)
-        self.kubeconfig = account.kubeconfig
+        self.kubeconfig, self.account = account.kubeconfig, account.name
 
     async def controller(self, name: str = "one", **settings: Any) -> ControllerProcess:
         made = ControllerProcess(self, name, **settings)
         self.controllers.append(made)
         await made.start()
         return made
+
+    def api_calls(self) -> Counter[tuple[str, str]]:
+        """What the controller's account asked of the API server so far, by the server's own record: verb, resource."""
+        found = Counter[tuple[str, str]]()
+        for line in self.plane.audit_log.read_text().splitlines():
+            event = json.loads(line)
+            if event["stage"] == "ResponseComplete" and event["user"]["username"] == self.account:
+                found[event["verb"], event["objectRef"]["resource"]] += 1
+        return found
 
     # -- objects
 

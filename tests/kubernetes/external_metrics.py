@@ -14,6 +14,18 @@ from tests.kubernetes.plane import Certificate
 
 GROUP, VERSION = "external.metrics.k8s.io", "v1beta1"
 ROOT = f"/apis/{GROUP}/{VERSION}"
+READERS = """
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: external-metrics-reader}
+rules: [{apiGroups: [external.metrics.k8s.io], resources: ["*"], verbs: [get, list]}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: external-metrics-reader}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: external-metrics-reader}
+subjects: [{kind: ServiceAccount, name: horizontal-pod-autoscaler, namespace: kube-system}]
+"""
 
 
 class ExternalMetrics:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,11 +12,10 @@ from typing import Any
 
 import httpx
 from tests.kubernetes.cluster import SOURCES, TOKENS, Cluster
+from tests.kubernetes.figures import COUNTS
 from tests.kubernetes.slots import end
 
 CLIENTS = 4
-TOTAL = Counter[str]()
-"""Over all tests of a run: `sent`, `lost`."""
 
 
 @dataclass
@@ -69,7 +67,7 @@ async def load(cluster: Cluster, model: str = "m") -> AsyncIterator[Load]:
             over.set()
             await asyncio.gather(*clients)
             await end(process)
-    TOTAL.update(sent=found.sent, lost=len(found.lost))
+    COUNTS.update(requests_sent=found.sent, requests_lost=len(found.lost))
     assert not found.lost, found.lost[:5]
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 import grpc.aio
 import pytest
 from tests.kubernetes.cluster import Cluster, ControllerProcess
+from tests.kubernetes.figures import COUNTS, FIGURES
 
 from relight.controller.kubernetes.api import POD, Object
 from relight.controller.kubernetes.pods import is_proven
@@ -15,6 +17,8 @@ from relight.core.errors import Conflict
 from relight.core.records import Assignment
 from relight.protos.convert import to_proto
 from relight.protos.relight.v1 import fleet_pb2, fleet_pb2_grpc
+
+IDLE_SECONDS = 10.0
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(180)]
 
@@ -63,6 +67,7 @@ async def test_a_leader_that_was_frozen_past_its_lease_changes_nothing_when_it_w
     await cluster.until(lambda: first.said("controller.failed"), "the old leader to end, and stand again")
     told = [e for e in first.events() if e["event"] == "controller.failed"]
     assert [e["code"] for e in told] == ["fenced"]
+    COUNTS.update(stale_epoch_attempts=1, stale_epoch_effects=pods != _shown(await cluster.pods()))
     assert pods == _shown(await cluster.pods())
     assert (await cluster.get(MODEL_DEPLOYMENT, "m"))["spec"] == model
 
@@ -103,14 +108,36 @@ async def test_no_step_of_an_earlier_epoch_takes_effect_at_agents_or_pods(cluste
     await cluster.until(
         lambda: all("assignment.fenced" in (s.directory / "agent.log").read_text() for s in slots), "a refusal of each"
     )
+    COUNTS.update(stale_epoch_attempts=len(stale.told))
     cluster.service_for_agents.override = 0
     await server.stop(0)
     await cluster.stands(readyReplicas=2)
-    assert await cluster.until(cluster.ready_instances, "the same replicas", lambda found: found == ready)
+    after = await cluster.until(cluster.ready_instances, "what agents run", lambda found: len(found) == 2)
+    COUNTS.update(stale_epoch_effects=after != ready)
+    assert after == ready
 
     gate = {"metadata": {"resourceVersion": old["metadata"]["resourceVersion"], "labels": {"relight.dev/model": "x"}}}
     with pytest.raises(Conflict):
         await cluster.api.patch(POD, cluster.namespace, old["metadata"]["name"], gate)
+    COUNTS.update(stale_epoch_attempts=1)
+
+
+async def test_a_cluster_at_rest_asks_little_of_the_api_server(cluster: Cluster) -> None:
+    controller = await cluster.controller(lease_seconds=15.0)
+    await cluster.apply(cluster.secret(), cluster.runtime(), cluster.pool(2), cluster.service())
+    await cluster.apply(cluster.model(replicas=1, guardians={"replicas": 1}))
+    await cluster.shows(ready=1, guardian=1)
+    await cluster.until(cluster.endpoints, "the Service to have it", lambda n: n == 1)
+    await cluster.until(
+        cluster.status, "all of it told", lambda s: (s.get("readyReplicas"), s["guardians"]["ready"]) == (1, 1)
+    )
+    before = cluster.api_calls()
+    # An interval to count in: nothing is waited for.
+    await asyncio.sleep(IDLE_SECONDS)
+    told = Counter(cluster.api_calls()) - Counter(before)
+    FIGURES["api_calls_per_minute_idle"] = round(sum(told.values()) * 60 / IDLE_SECONDS, 1)
+    assert set(told) <= {("update", "leases")}, told
+    assert controller.leading
 
 
 async def test_what_was_written_while_the_api_server_was_away_is_done_when_it_is_back(cluster: Cluster) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 import yaml
-from tests.kubernetes.external_metrics import GROUP, VERSION, ExternalMetrics
+from tests.kubernetes.external_metrics import GROUP, READERS, VERSION, ExternalMetrics
 from tests.kubernetes.plane import ControlPlane, HollowNode, PlaneError, User, wait_for
 
 pytestmark = pytest.mark.kubernetes
@@ -79,20 +79,6 @@ def test_what_was_stored_is_there_after_the_api_server_was_killed(plane: Control
     assert plane.get(path) == before
     plane.restart_apiserver()
     assert plane.get(path) == before
-
-
-READERS = """
-apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRole
-metadata: {name: external-metrics-reader}
-rules: [{apiGroups: [external.metrics.k8s.io], resources: ["*"], verbs: [get, list]}]
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRoleBinding
-metadata: {name: external-metrics-reader}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: external-metrics-reader}
-subjects: [{kind: ServiceAccount, name: horizontal-pod-autoscaler, namespace: kube-system}]
-"""
 
 
 @pytest.fixture(scope="module")
