@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from relight.core.records import (
     Drain,
@@ -74,12 +74,28 @@ class DrainBody(_Body):
 class StrategyBody(_Body):
     """How replicas of an earlier specification are replaced: how many above the number meanwhile, how many below it.
 
-    Both 0 replaces none, as `paused` does.
+    Not both 0: no replica could ever be replaced.
     """
 
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        json_schema_extra={
+            "anyOf": [
+                {"properties": {"max_surge": {"minimum": 1}}},
+                {"properties": {"max_unavailable": {"minimum": 1}}, "required": ["max_unavailable"]},
+            ]
+        },
+    )
     max_surge: Count = 1
     max_unavailable: Count = 0
     paused: Annotated[bool, Field(strict=True)] = False
+
+    @model_validator(mode="after")
+    def _goes_on(self) -> StrategyBody:
+        if not self.max_surge and not self.max_unavailable:
+            raise ValueError("max_surge and max_unavailable must not both be 0")
+        return self
 
 
 class StorageBody(_Body):

@@ -13,6 +13,10 @@ Schema = dict[str, Any]
 
 MODEL_RULES = (
     {
+        "rule": "!has(self.strategy) || self.strategy.maxSurge > 0 || self.strategy.maxUnavailable > 0",
+        "message": "strategy.maxSurge and strategy.maxUnavailable must not both be 0",
+    },
+    {
         "rule": "!has(self.bounds) || self.bounds.minReplicas <= self.bounds.maxReplicas",
         "message": "bounds.minReplicas must not exceed bounds.maxReplicas",
     },

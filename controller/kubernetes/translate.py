@@ -115,5 +115,7 @@ def _broken_rules(spec: ModelDeploymentSpec) -> Iterator[FieldError]:
     low, high = spec.bounds.min_replicas, spec.bounds.max_replicas
     if low > high:
         yield FieldError("spec.bounds.minReplicas", f"at most bounds.maxReplicas, {high}", str(low))
+    if not spec.strategy.max_surge and not spec.strategy.max_unavailable:
+        yield FieldError("spec.strategy", "maxSurge or maxUnavailable above 0", "both 0")
     if spec.scale_to_zero.idle_seconds is not None and low:
         yield FieldError("spec.bounds.minReplicas", "0 where scaleToZero.idleSeconds is set", str(low))
