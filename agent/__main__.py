@@ -39,6 +39,7 @@ def _told(arguments: argparse.Namespace) -> dict[str, Any]:
         "host": arguments.address,
         "bind_host": arguments.address,
         "serving_port": arguments.serving_port,
+        "token_file": None if arguments.token_file is None else str(arguments.token_file),
     }
     if arguments.shared is not None:
         found |= {"state_dir": str(arguments.shared / "state"), "supervisor_beside": True}
@@ -56,6 +57,9 @@ def main() -> int:
     told.add_argument("--controller", metavar="HOST:PORT", help="the controller's gRPC")
     told.add_argument("--address", metavar="IP", help="listen on this address, engines too")
     told.add_argument("--serving-port", type=int, metavar="PORT", help="answer here for whichever engine is ready")
+    told.add_argument(
+        "--token-file", type=Path, metavar="FILE", help="holds the token for the controller, renewed by others"
+    )
     told.add_argument("--shared", type=Path, metavar="DIR", help="state goes there, where a supervisor is waited for")
     arguments = parser.parse_args()
     try:

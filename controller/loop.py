@@ -37,6 +37,7 @@ from relight.core.errors import Conflict, Fenced, RelightError
 from relight.core.ids import new_id
 from relight.core.logs import get_logger
 from relight.core.records import Decision, Desired, InstanceView, Placement, Plan, Snapshot
+from relight.core.tenants import strangers
 
 LEASE_NAME = "controller"
 FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS = 0.05, 5.0
@@ -247,7 +248,10 @@ class Reconciler:
         writes = []
         for slot, seen in self.fleet.seen.items():
             stored = self._catalog.assignments.get(slot)
-            found = adopt(seen.report, stored.record if stored else None, specs, self._lease.epoch)
+            # An agent's word makes no replica of another tenant's model.
+            pool = self.places.of(slot).pool
+            own = {key: spec for key, spec in specs.items() if not strangers(pool, spec.pool)}
+            found = adopt(seen.report, stored.record if stored else None, own, self._lease.epoch)
             if found is not None:
                 writes.append(put("assignments", slot, found))
                 log.warning("slot.adopted", slot=slot, instances=[i.instance for i in found.instances])

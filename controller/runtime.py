@@ -20,6 +20,7 @@ from relight.controller.flight.push import Pusher
 from relight.controller.flight.timeline import Timeline
 from relight.controller.loop import LEASE_NAME, Hooks, Reconciler
 from relight.controller.metrics import Metrics
+from relight.controller.rpc.guard import agents_by_token
 from relight.controller.rpc.server import AgentCalls, serve
 from relight.controller.state.catalog import Catalog
 from relight.controller.state.opening import lead, open_store
@@ -102,15 +103,16 @@ class Controller:
         )
         opened.push_async_callback(self._release)
         accept = Accept(self.catalog, self.reconciler, self._clock)
-        front = accept
+        front, admit = accept, agents_by_token(tokens)
         if cluster is not None:
+            admit = cluster.agents(self.reconciler.places)
             front = await cluster.keep(accept, hooks)
             opened.push_async_callback(cluster.end)
         for model in config.models:
             await accept.make_known(model.record())
         tls = config.grpc.tls.files() if config.grpc.tls else None
         address = f"{config.grpc.host}:{config.grpc.port}"
-        server, grpc_port = await serve(self.reconciler, self.catalog, tokens, self._clock, address, tls)
+        server, grpc_port = await serve(self.reconciler, self.catalog, admit, tokens, self._clock, address, tls)
         opened.push_async_callback(server.stop, 0.5)
         parts = Parts(
             catalog=self.catalog,

@@ -58,6 +58,16 @@ def new_token() -> str:
     return "rlt_" + secrets.token_urlsafe(32)
 
 
+def bearer(authorization: str | None) -> str:
+    """The token of an `Authorization: Bearer ...` value. Raises Denied when there is none."""
+    if not authorization:
+        raise Denied("no identity: send `Authorization: Bearer <token>`")
+    scheme, _, token = authorization.partition(" ")
+    if scheme.lower() != "bearer" or not token.strip():
+        raise Denied("the Authorization header must read `Bearer <token>`")
+    return token.strip()
+
+
 class Tokens:
     """The tokens that a component accepts."""
 
@@ -66,12 +76,7 @@ class Tokens:
 
     def identify(self, authorization: str | None) -> Identity:
         """The identity behind an `Authorization: Bearer ...` value. Raises Denied when there is none."""
-        if not authorization:
-            raise Denied("no identity: send `Authorization: Bearer <token>`")
-        scheme, _, token = authorization.partition(" ")
-        if scheme.lower() != "bearer" or not token:
-            raise Denied("the Authorization header must read `Bearer <token>`")
-        wanted = hash_token(token.strip())
+        wanted = hash_token(bearer(authorization))
         found = ANONYMOUS
         for entry in self._entries:
             # No early exit: the time must not tell which entry matched.

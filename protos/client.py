@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -13,6 +14,7 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from relight.core.clock import Clock
+from relight.core.errors import Unavailable
 from relight.core.logs import Logger
 from relight.core.tls import TlsFiles
 
@@ -41,6 +43,20 @@ class ControllerAccess:
     address: str
     token: str = field(repr=False)
     tls: TlsFiles | None = None
+    token_file: Path | None = None
+    """Holds the token instead, and is written anew by others before it expires."""
+
+    def bearer(self) -> str:
+        """The token as of now. Raises Unavailable when its file cannot be read."""
+        if self.token_file is None:
+            return self.token
+        try:
+            found = self.token_file.read_text().strip()
+        except (OSError, ValueError) as error:
+            raise Unavailable(f"no token in {self.token_file}: {error}") from error
+        if not found.isascii() or not found.isprintable():
+            raise Unavailable(f"no token in {self.token_file}: it holds what no header may")
+        return found
 
 
 def open_channel(address: str, tls: TlsFiles | None, options: Sequence[tuple[str, Any]] = ()) -> grpc.aio.Channel:
@@ -90,6 +106,8 @@ class ControllerStream:
                 await self._attach()
             except grpc.aio.AioRpcError as error:
                 self._detached(error.code().name, error.details())
+            except Unavailable as error:
+                self._detached("UNAVAILABLE", str(error))
             if self._clock.monotonic() - begun > LAST_BACKOFF:
                 backoff = FIRST_BACKOFF
             await asyncio.sleep(backoff * random.uniform(0.5, 1.0))  # noqa: S311 - spreads load, no secret
@@ -99,8 +117,9 @@ class ControllerStream:
         self._log.warning(f"{self._name}.detached", code=code, reason=reason)
 
     async def _attach(self) -> None:
+        bearer = f"Bearer {self._controller.bearer()}"
         async with open_channel(self._controller.address, self._controller.tls, _OPTIONS) as channel:
-            call = self._stub(channel).Attach(metadata=(("authorization", f"Bearer {self._controller.token}"),))
+            call = self._stub(channel).Attach(metadata=(("authorization", bearer),))
             writer = asyncio.create_task(self._write(call), name=f"{self._name}-writer")
             try:
                 async for message in call:

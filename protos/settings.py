@@ -9,9 +9,9 @@ import json
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from relight.core.auth import Identity, Role, TokenEntry, Tokens
 from relight.core.errors import FieldError, InvalidInput
@@ -63,8 +63,10 @@ class Attached(Strict):
 
     controller_address: Annotated[str, Field(pattern=r"^\S+:\d{1,5}$")]
     """host:port of the controller's gRPC."""
-    token: Annotated[str, Field(min_length=1, repr=False)]
+    token: Annotated[str | None, Field(min_length=1, repr=False)] = None
     """Sent to the controller as bearer token."""
+    token_file: Path | None = None
+    """Holds the token in place of `token`, and is read anew at each attach: others renew it."""
     tls: Tls | None = None
     """For gRPC: both ends of every connection show a certificate of `authority`."""
     host: str = "127.0.0.1"
@@ -74,9 +76,16 @@ class Attached(Strict):
     """Who may call this process."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
+    @model_validator(mode="after")
+    def _one_token(self) -> Self:
+        if (self.token is None) == (self.token_file is None):
+            raise ValueError("give either `token` or `token_file`")
+        return self
+
     def controller(self) -> ControllerAccess:
         """As the stream to the controller takes it."""
-        return ControllerAccess(self.controller_address, self.token, self.tls.files() if self.tls else None)
+        tls = self.tls.files() if self.tls else None
+        return ControllerAccess(self.controller_address, self.token or "", tls, self.token_file)
 
     def known_tokens(self) -> Tokens:
         """Who may call this process."""

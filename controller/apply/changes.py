@@ -39,6 +39,7 @@ from relight.core.records import (
 )
 from relight.core.shapes import told
 from relight.core.states import State
+from relight.core.tenants import tenant
 from relight.transfer.grants import Claims, mint
 
 log = get_logger("controller.apply")
@@ -82,6 +83,7 @@ class _Builder:
             for slot, stored in catalog.assignments.items()
         }
         self._copies = {c.report.copy: c for c in copies_of(snapshot)}
+        self._tenants = {s.slot: tenant(s.pool) for s in snapshot.slots}
         self._operations: dict[str, Operation] = {}
         self._changes = Changes()
 
@@ -128,7 +130,7 @@ class _Builder:
                 rungs=tuple(
                     granted
                     for rung in placement.rungs
-                    if (granted := self._grant(rung, rank, placement.instance, deadline))
+                    if (granted := self._grant(rung, rank, placement.instance, slot, deadline))
                 ),
                 operation=operation,
                 cause=placement.reason,
@@ -153,7 +155,7 @@ class _Builder:
         stored = self._catalog.shapes.get(model)
         return present(self._snapshot, model, stored.record if stored else None)
 
-    def _grant(self, rung: Rung, rank: int, receiver: str, lifetime_seconds: float) -> Rung | None:
+    def _grant(self, rung: Rung, rank: int, receiver: str, slot: str, lifetime_seconds: float) -> Rung | None:
         """The rung as rank `rank` may use it, or None when its source offers nothing (any more)."""
         if rung.source is None:
             return rung
@@ -161,6 +163,8 @@ class _Builder:
             granted
             for reference in (rung.source, *rung.helpers)
             if (granted := self._granted(rung.kind, reference.instance, rank, receiver, lifetime_seconds))
+            # Whatever was planned: no permission goes from one tenant to another.
+            and self._tenants.get(granted.slot) == self._tenants.get(slot)
         ]
         return replace(rung, source=found[0], helpers=tuple(found[1:])) if found else None
 

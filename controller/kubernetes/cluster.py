@@ -12,7 +12,10 @@ from relight.controller.kubernetes.election import Election
 from relight.controller.kubernetes.front import ResourceFront
 from relight.controller.kubernetes.operator import Operator
 from relight.controller.kubernetes.pods import Added
+from relight.controller.kubernetes.reviews import Reviews
+from relight.controller.kubernetes.slot_identity import PodAgents
 from relight.controller.loop import Hooks
+from relight.controller.observe.places import Places
 from relight.core.clock import Clock
 from relight.core.ids import new_id
 
@@ -27,6 +30,7 @@ class Cluster:
         self._api, self._config, self._clock = api, config, clock
         identity = f"{config.identity or socket.gethostname()}_{new_id('c')}"
         self._election = Election(api, config.namespace, config.lease, identity, clock, config.lease_seconds)
+        self._reviews = Reviews(api, clock)
         self._operator: Operator | None = None
 
     @classmethod
@@ -51,6 +55,10 @@ class Cluster:
     def epochs_below(self) -> int:
         """Every epoch from here on is of a later turn."""
         return self.epoch_floor + EPOCHS_PER_TURN
+
+    def agents(self, places: Places) -> PodAgents:
+        """Who admits agents."""
+        return PodAgents(self._reviews, places)
 
     async def keep(self, accept: Accept, hooks: Hooks) -> Accept:
         """Fills the caches and lets the operator hear of each pass. Returns what REST writes go through."""

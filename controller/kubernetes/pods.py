@@ -20,6 +20,7 @@ from relight.controller.kubernetes.resources import (
     DevicePoolSpec,
     EngineRuntimeSpec,
 )
+from relight.controller.kubernetes.slot_identity import AUDIENCE
 from relight.controller.observe.places import Place
 from relight.core.errors import FieldError, InvalidInput
 from relight.core.records import Desired, InstanceView, Snapshot
@@ -28,10 +29,14 @@ from relight.core.states import State
 TEMPLATE_LABEL = f"{GROUP}/template"
 ENGINE, AGENT = "engine", "agent"
 SHARED, SHARED_PATH = "relight", "/relight"
+TOKEN_PATH = "/var/run/secrets/relight.dev"  # noqa: S105 - a directory
 CREATED_AT_ONCE = 50
 LEAVE_SECONDS = 120
 """How long a deleted slot pod may take to move its replica elsewhere and drain, where the template does not say."""
 _LEAVE: Object = {"preStop": {"exec": {"command": [f"{SHARED_PATH}/bin/relight-leave", f"{SHARED_PATH}/state"]}}}
+
+# The engine's container has none: what runs there may be anybody's code.
+_TOKEN: Object = {"audience": AUDIENCE, "expirationSeconds": 3600, "path": "token"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +92,7 @@ def slot_pod(pool: Object, spec: DevicePoolSpec, runtime: EngineRuntimeSpec, add
         *(body.get("volumes") or []),
         {"name": SHARED, "emptyDir": {}},
         {"name": f"{SHARED}-secret", "secret": {"secretName": added.secret}},
+        {"name": f"{SHARED}-token", "projected": {"sources": [{"serviceAccountToken": _TOKEN}]}},
     ]
     # The agent measures what the engines' processes hold, and ends whole trees of them.
     body["shareProcessNamespace"] = True
@@ -161,16 +167,17 @@ def _agent(body: Object, added: Added) -> Object:
     command = [
         "relight-agent", "--config", "/etc/relight/agent.json", "--slot", "$(RELIGHT_POD).$(RELIGHT_NAMESPACE)",
         "--controller", added.controller_address, "--address", "$(RELIGHT_ADDRESS)",
-        "--serving-port", str(added.serving_port), "--shared", SHARED_PATH,
+        "--serving-port", str(added.serving_port), "--shared", SHARED_PATH, "--token-file", f"{TOKEN_PATH}/token",
     ]  # fmt: skip
     secret = {"name": f"{SHARED}-secret", "mountPath": "/etc/relight", "readOnly": True}
+    token = {"name": f"{SHARED}-token", "mountPath": TOKEN_PATH, "readOnly": True}
     return {
         **container,
         "image": container.get("image") or added.agent_image,
         "command": command,
         "env": [*(container.get("env") or []), *own],
         "ports": [*(container.get("ports") or []), {"name": "serving", "containerPort": added.serving_port}],
-        "volumeMounts": [*(container.get("volumeMounts") or []), _mount(), secret],
+        "volumeMounts": [*(container.get("volumeMounts") or []), _mount(), secret, token],
         "lifecycle": {**_LEAVE, **(container.get("lifecycle") or {})},
     }
 

@@ -1,7 +1,8 @@
 """Who belongs to the compile-cache ring, and what each slot is told of it. Pure but for `Rings`, which remembers.
 
 Members are the cache nodes of slots that are alive, the grace time included; signers are all that the store ever saw
-with a slot of this fleet, because what a node sealed outlives it. A key of nobody's slot is not among them.
+with a slot of this fleet, because what a node sealed outlives it. A key of nobody's slot is not among them. Each tenant
+has a ring of its own: a bundle is code, and nobody runs what another tenant's slot has sealed.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 
 from relight.core.logs import get_logger
 from relight.core.records import CacheReport, CacheRing, RingNode, Snapshot
+from relight.core.tenants import tenant
 from relight.transfer.grants import Claims, mint
 
 log = get_logger("controller.ring")
@@ -31,14 +33,14 @@ class Members:
     signers: tuple[str, ...] = ()
 
 
-def nodes_of(snapshot: Snapshot) -> dict[str, CacheReport]:
-    """The cache nodes of living slots."""
-    return {s.slot: s.cache for s in snapshot.slots if s.alive and s.cache is not None}
+def nodes_of(snapshot: Snapshot, whose: str = "") -> dict[str, CacheReport]:
+    """The cache nodes of a tenant's living slots."""
+    return {s.slot: s.cache for s in snapshot.slots if s.alive and s.cache is not None and tenant(s.pool) == whose}
 
 
-def signers_of(snapshot: Snapshot) -> tuple[str, ...]:
-    """Every public key that a slot of this fleet has or had, sorted."""
-    return tuple(sorted({key for slot in snapshot.slots for key in slot.signers}))
+def signers_of(snapshot: Snapshot, whose: str = "") -> tuple[str, ...]:
+    """Every public key that a slot of this tenant has or had, sorted."""
+    return tuple(sorted({key for slot in snapshot.slots if tenant(slot.pool) == whose for key in slot.signers}))
 
 
 def remembered(reported: CacheReport | None, before: tuple[str, ...]) -> tuple[str, ...]:
@@ -74,30 +76,41 @@ def renewed_in(now: float) -> float:
 
 
 class Rings:
-    """The present ring. Its revision grows over restarts too, because the epoch stands in its upper half."""
+    """The present rings. Revisions grow over restarts too, because the epoch stands in their upper half."""
 
     def __init__(self) -> None:
-        self.present: Members | None = None
+        self._present: dict[str, Members] = {}
         self._listeners: list[Callable[[], None]] = []
         self._count = 0
 
+    def of(self, whose: str = "") -> Members | None:
+        """The ring of one tenant."""
+        return self._present.get(whose)
+
     def listen(self, changed: Callable[[], None]) -> None:
-        """`changed` is called whenever `present` was replaced."""
+        """`changed` is called whenever a ring was replaced."""
         self._listeners.append(changed)
 
     def update(self, epoch: int, snapshot: Snapshot) -> None:
         """Takes in a snapshot. One that is not synced says nothing: a ring of half the fleet would move bundles."""
         if not snapshot.synced:
             return
-        nodes, signers = nodes_of(snapshot), signers_of(snapshot)
-        before = self.present
+        tenants = {"", *(tenant(slot.pool) for slot in snapshot.slots)}
+        self._present = {whose: ring for whose, ring in self._present.items() if whose in tenants}
+        changed = [whose for whose in sorted(tenants) if self._update(epoch, snapshot, whose)]
+        if changed:
+            for listener in self._listeners:
+                listener()
+
+    def _update(self, epoch: int, snapshot: Snapshot, whose: str) -> bool:
+        nodes, signers = nodes_of(snapshot, whose), signers_of(snapshot, whose)
+        before = self._present.get(whose)
         if before is not None and before.revision >> 32 == epoch and _same(before, nodes, signers):
-            return
+            return False
         self._count += 1
-        self.present = Members((epoch << 32) + self._count, nodes, signers)
-        log.info("ring.changed", nodes=sorted(nodes), signers=len(signers), revision=self.present.revision)
-        for listener in self._listeners:
-            listener()
+        made = self._present[whose] = Members((epoch << 32) + self._count, nodes, signers)
+        log.info("ring.changed", tenant=whose, nodes=sorted(nodes), signers=len(signers), revision=made.revision)
+        return True
 
 
 def _same(before: Members, nodes: Mapping[str, CacheReport], signers: tuple[str, ...]) -> bool:

@@ -28,6 +28,7 @@ from relight.core.records import (
     Snapshot,
 )
 from relight.core.states import State, group_state
+from relight.core.tenants import tenant
 
 VANISHED_RETRY_SECONDS = 5.0
 """How long an instance that ended without a word is not replaced: its cause may be lasting."""
@@ -177,16 +178,24 @@ class Observer:
     def _strangers(self, assignments: Mapping[str, Assignment]) -> Iterable[InstanceView]:
         """Instances that agents report and no assignment knows: they hold their devices while they last."""
         assigned = {(slot, i.instance) for slot, a in assignments.items() for i in a.instances}
+        tenants = {name: tenant(self._places.of(slot).pool) for slot, name in assigned}
         for slot, seen in self._fleet.seen.items():
+            pool = self._places.of(slot).pool
             for report in seen.report.instances:
                 if (slot, report.instance) in assigned or report.state is State.GONE:
                     continue
-                model = self._catalog.models.get(report.model)
+                # Nobody may speak for what is another tenant's.
+                if tenants.get(report.instance, tenant(pool)) != tenant(pool):
+                    continue
                 namespace, _, name = report.model.partition("/")
+                if pool and namespace != tenant(pool):
+                    # It holds its devices, and counts as nothing of another tenant's model.
+                    namespace = tenant(pool)
+                model = self._catalog.models.get(f"{namespace}/{name}")
                 spec = model.record.spec if model else ModelSpec(namespace, name, "", "", "")
                 yield InstanceView(
                     instance=report.instance,
-                    model=report.model,
+                    model=spec.key,
                     spec=spec,
                     members=(MemberView(slot, report.rank, report.devices, report),),
                     desired=Desired.GONE,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from relight.controller.plan.fleet import runtime_digest
+from relight.controller.plan.fleet import closed_to, runtime_digest
 from relight.controller.plan.sources import Sources
 from relight.core.hosting import copy_name, room_for
 from relight.core.records import (
@@ -23,6 +23,7 @@ from relight.core.records import (
     SlotView,
     Snapshot,
 )
+from relight.core.tenants import strangers
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,11 @@ class _Decision:
         for spec in (view.spec for view in views):
             if not spec.host_copies or spec.replicas or spec.key in running | wanted:
                 continue
-            able = [n for n, s in self._slots.items() if spec.engine in s.engines and s.devices and self._left[n] > 0]
+            able = [
+                n
+                for n, s in self._slots.items()
+                if not closed_to(spec, s) and spec.engine in s.engines and s.devices and self._left[n] > 0
+            ]
             for slot in sorted(able, key=lambda n: (len(found[n]), -self._left[n], n))[: spec.host_copies]:
                 found[slot].append(
                     Prefetch(spec.key, spec.revision, spec.uri, "announced, and held by nobody", spec.storage)
@@ -116,6 +121,7 @@ class _Decision:
             p
             for p in self._present
             if p.wanted.content.model == spec.key
+            and not strangers(self._slots[p.slot].pool, spec.pool)
             and p.wanted.content.revision == spec.revision
             and p.wanted.content.runtime == runtime_digest(spec)
             and not _outdated(p, layouts)
@@ -142,7 +148,7 @@ class _Decision:
                 return "a copy is of an engine with one member and one device"
             # Elsewhere than its engines are: one node that is lost does not take both.
             order = sorted(
-                self._slots.keys() - used,
+                (n for n, s in self._slots.items() if n not in used and not strangers(s.pool, spec.pool)),
                 key=lambda s: (len(self._wanted[s]), s in engines, -self._left[s], s),
             )
             why = "no slot with a budget is left" if self._slots else "no slot has a budget for copies"

@@ -25,6 +25,7 @@ from relight.core.records import (
     SourceRef,
 )
 from relight.core.states import State
+from relight.core.tenants import strangers
 
 SOURCES_PER_RUNG = 4
 """How many peers one rung reads from: the others are there when the first dies, and share its load between hosts."""
@@ -208,7 +209,7 @@ class Sources:
         """Copies of the host tier that `receiver` can read by `kind`, or why there is none."""
         found, whys = [], dict[str, None]()
         for copy in sorted(self._copies, key=lambda c: (self._readers.get(c.report.copy, 0), c.report.copy)):
-            if copy.report.content.model != spec.key:
+            if copy.report.content.model != spec.key or strangers(copy.slot.pool, spec.pool):
                 continue
             why = _other_copy(copy, spec, receiver, self._slots) or self._unreachable(kind, receiver, copy)
             if why:
@@ -346,8 +347,8 @@ def _reference(kind: RungKind, offer: SourceOffer, slot: str, instance: str) -> 
 def _other_content(copy: HostCopy, spec: ModelSpec) -> str:
     """Why a copy holds something else than `spec` asks for; empty when it does not."""
     content = copy.report.content
-    if content.model != spec.key:
-        return f"it is of {content.model}"
+    if content.model != spec.key or strangers(copy.slot.pool, spec.pool):
+        return f"it is of {content.model}, on a slot of pool {copy.slot.pool or 'none'}"
     if content.revision != spec.revision:
         return f"content.revision: {spec.revision!r} is asked for, {content.revision!r} there"
     if content.runtime != runtime_digest(spec):
@@ -357,11 +358,12 @@ def _other_content(copy: HostCopy, spec: ModelSpec) -> str:
 
 def _other_copy(copy: HostCopy, spec: ModelSpec, receiver: InstanceView, slots: Mapping[str, SlotView]) -> str:
     """Why a copy does not fit `receiver`; empty when it does, as far as can be said."""
-    if copy.report.content.model != spec.key or copy.report.content.revision != spec.revision:
+    content = copy.report.content
+    if content.model != spec.key or strangers(copy.slot.pool, spec.pool) or content.revision != spec.revision:
         return _other_content(copy, spec)
     if len(receiver.members) != 1:
         return f"members: {len(receiver.members)} here, a copy is of one"
-    member, content = receiver.members[0], copy.report.content
+    member = receiver.members[0]
     known = member.report.fingerprint if member.report else None
     if known is not None and known.layout:
         ours = digest(known.layout)

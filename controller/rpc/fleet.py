@@ -14,16 +14,16 @@ from relight.controller.apply.changes import epoch_of
 from relight.controller.loop import Reconciler
 from relight.controller.observe import hosts
 from relight.controller.observe.ring import period, renewed_in, told
-from relight.controller.rpc.guard import authorize, refuse
+from relight.controller.rpc.guard import AdmitAgent, SlotCheck, authorization, refuse
 from relight.controller.state.catalog import Catalog
-from relight.core.auth import Role, Tokens
 from relight.core.clock import Clock
-from relight.core.errors import FieldError, InvalidInput
-from relight.core.hosting import PREFIX
+from relight.core.errors import Denied, FieldError, InvalidInput, RelightError, Unavailable
+from relight.core.hosting import copy_name
 from relight.core.ids import is_name
 from relight.core.logs import get_logger
 from relight.core.records import Assignment, CacheReport, CacheRing, HostReport, HostTier, SlotReport
 from relight.core.states import State
+from relight.core.tenants import tenant
 from relight.protos.convert import from_proto, to_proto
 from relight.protos.relight.v1 import fleet_pb2, fleet_pb2_grpc
 
@@ -35,8 +35,8 @@ Context = grpc.aio.ServicerContext[fleet_pb2.SlotReport, fleet_pb2.Assignment]
 class FleetService(fleet_pb2_grpc.FleetServicer):
     """Lets agents attach. A newer stream of the same slot ends the older one."""
 
-    def __init__(self, reconciler: Reconciler, catalog: Catalog, tokens: Tokens, clock: Clock) -> None:
-        self._reconciler, self._catalog, self._tokens, self._clock = reconciler, catalog, tokens, clock
+    def __init__(self, reconciler: Reconciler, catalog: Catalog, admit: AdmitAgent, clock: Clock) -> None:
+        self._reconciler, self._catalog, self._admit, self._clock = reconciler, catalog, admit, clock
         self._streams: dict[str, set[asyncio.Event]] = {}
         catalog.listen(self._stored)
         reconciler.rings.listen(self._poke_all)
@@ -59,25 +59,28 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
     async def Attach(  # noqa: N802 - the name is the protocol's
         self, request_iterator: AsyncIterator[fleet_pb2.SlotReport], context: Context
     ) -> AsyncIterator[fleet_pb2.Assignment]:
-        await authorize(context, self._tokens, Role.AGENT)
-        stream = _Stream(self, request_iterator, context)
+        stream = None
         try:
+            stream = _Stream(self, request_iterator, await self._admit(authorization(context)))
             async for assignment in stream.assignments():
                 yield to_proto(assignment, fleet_pb2.Assignment)
-        except InvalidInput as error:
+        except (InvalidInput, Denied, Unavailable) as error:
+            log.warning("slot.refused", peer=context.peer(), reason=str(error))
             await refuse(context, error)
         finally:
-            await stream.close()
+            if stream is not None:
+                await stream.close()
 
 
 class _Stream:
-    def __init__(self, service: FleetService, reports: AsyncIterator[fleet_pb2.SlotReport], context: Context) -> None:
-        self._service = service
+    def __init__(
+        self, service: FleetService, reports: AsyncIterator[fleet_pb2.SlotReport], check_slot: SlotCheck
+    ) -> None:  # fmt: skip
+        self._service, self._check_slot = service, check_slot
         self._fleet = service._reconciler.fleet
         self._session = self._fleet.new_session()
         self._slot = ""
         self._event = asyncio.Event()
-        self._context = context
         self._told: tuple[tuple[int, int], CacheRing] | None = None
         self._told_tier: tuple[tuple[int, int], HostTier | None] | None = None
         self._reader = asyncio.create_task(self._read(reports))
@@ -88,6 +91,7 @@ class _Stream:
             report = from_proto(message, SlotReport)
             _check(report, self._slot)
             if not self._slot:
+                self._check_slot(report.slot)
                 self._slot = report.slot
                 self._service._streams.setdefault(report.slot, set()).add(self._event)
                 log.info("slot.attached", slot=report.slot, agent=report.agent, host=report.host)
@@ -131,7 +135,8 @@ class _Stream:
         return self._told_tier[1]
 
     def _ring(self) -> CacheRing | None:
-        members, now = self._service._reconciler.rings.present, self._service._clock.now()
+        reconciler, now = self._service._reconciler, self._service._clock.now()
+        members = reconciler.rings.of(tenant(reconciler.places.of(self._slot).pool))
         if members is None:
             return None
         # Signing for every node takes longer than a report may: it is done once per ring and period.
@@ -153,7 +158,7 @@ class _Stream:
 
     async def close(self) -> None:
         self._reader.cancel()
-        with suppress(asyncio.CancelledError, InvalidInput, grpc.RpcError):
+        with suppress(asyncio.CancelledError, RelightError, grpc.RpcError):
             await self._reader
         if self._slot:
             self._service._streams[self._slot].discard(self._event)
@@ -176,7 +181,7 @@ def _check(report: SlotReport, slot: str) -> None:
             wrong.append(FieldError(f"instances.{n}.instance", "an instance id", repr(instance.instance)[:80]))
         if not 0 <= instance.rank < max(1, instance.members):
             wrong.append(FieldError(f"instances.{n}.rank", f"0 to {instance.members - 1}", str(instance.rank)))
-    wrong += _check_cache(report.cache) + _check_host_tier(report.host_tier)
+    wrong += _check_cache(report.cache) + _check_host_tier(report.slot, report.host_tier)
     if wrong:
         raise InvalidInput("not a valid SlotReport", wrong)
 
@@ -199,8 +204,8 @@ def _check_cache(cache: CacheReport | None) -> list[FieldError]:
     return wrong
 
 
-def _check_host_tier(tier: HostReport | None) -> list[FieldError]:
-    """A copy that took an engine's name would be read in its stead."""
+def _check_host_tier(slot: str, tier: HostReport | None) -> list[FieldError]:
+    """A copy that took an engine's name, or another slot's copy's, would be read in its stead."""
     if tier is None:
         return []
     wrong = []
@@ -208,8 +213,8 @@ def _check_host_tier(tier: HostReport | None) -> list[FieldError]:
         wrong.append(FieldError("host_tier.budget_bytes", "at least 0", str(tier.budget_bytes)))
     for n, copy in enumerate(tier.copies):
         where = f"host_tier.copies.{n}"
-        if not copy.copy.startswith(PREFIX) or not is_name(copy.copy):
-            wrong.append(FieldError(f"{where}.copy", f"a name of {PREFIX}...", repr(copy.copy)[:80]))
+        if copy.copy != (name := copy_name(slot, copy.content)):
+            wrong.append(FieldError(f"{where}.copy", f"{name}, as such a copy is called here", repr(copy.copy)[:80]))
         if copy.bytes < 0:
             wrong.append(FieldError(f"{where}.bytes", "at least 0", str(copy.bytes)))
         if copy.source is not None and not _KEY.fullmatch(copy.source.grant_key):

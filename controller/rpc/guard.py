@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -18,12 +19,32 @@ _CODES: tuple[tuple[type[RelightError], grpc.StatusCode], ...] = (
 )
 
 
+SlotCheck = Callable[[str], None]
+"""Raises Denied for a slot that the caller is not, Unavailable for one of which that cannot be said yet."""
+AdmitAgent = Callable[[str | None], Awaitable[SlotCheck]]
+"""Takes an `authorization` value. Raises Denied for who is no agent, Unavailable when nobody can say."""
+
+
+def agents_by_token(tokens: Tokens) -> AdmitAgent:
+    """Admits whoever has a token with the role of an agent, as any slot."""
+
+    async def admit(authorization: str | None) -> SlotCheck:
+        tokens.require(authorization, Role.AGENT)
+        return lambda _: None
+
+    return admit
+
+
+def authorization(context: grpc.aio.ServicerContext[Any, Any]) -> str | None:
+    """What the call's metadata says of who calls."""
+    value = dict(context.invocation_metadata() or ()).get("authorization")
+    return value if isinstance(value, str) else None
+
+
 async def authorize(context: grpc.aio.ServicerContext[Any, Any], tokens: Tokens, role: Role) -> None:
     """Ends the call unless its `authorization` metadata carries a token with `role`."""
-    metadata = dict(context.invocation_metadata() or ())
-    value = metadata.get("authorization")
     try:
-        tokens.require(value if isinstance(value, str) else None, role)
+        tokens.require(authorization(context), role)
     except Denied as error:
         await refuse(context, error)
 

@@ -8,6 +8,7 @@ import grpc
 
 from relight.controller.loop import Reconciler
 from relight.controller.rpc.fleet import FleetService
+from relight.controller.rpc.guard import AdmitAgent
 from relight.controller.rpc.routing import RoutingService
 from relight.controller.state.catalog import Catalog
 from relight.core.auth import Tokens
@@ -39,12 +40,21 @@ _OPTIONS = (
 
 
 async def serve(
-    reconciler: Reconciler, catalog: Catalog, tokens: Tokens, clock: Clock, address: str, tls: TlsFiles | None
+    reconciler: Reconciler,
+    catalog: Catalog,
+    admit: AdmitAgent,
+    tokens: Tokens,
+    clock: Clock,
+    address: str,
+    tls: TlsFiles | None,
 ) -> tuple[grpc.aio.Server, int]:
-    """A started server on `address` (`host:port`, port 0 picks one), and the port that it has."""
+    """A started server on `address` (`host:port`, port 0 picks one), and the port that it has.
+
+    Agents attach as `admit` says, gateways by `tokens`.
+    """
     files = tls.read() if tls is not None else None
     server = grpc.aio.server(options=_OPTIONS)
-    fleet_pb2_grpc.add_FleetServicer_to_server(FleetService(reconciler, catalog, tokens, clock), server)  # type: ignore[no-untyped-call]
+    fleet_pb2_grpc.add_FleetServicer_to_server(FleetService(reconciler, catalog, admit, clock), server)  # type: ignore[no-untyped-call]
     routing_pb2_grpc.add_RoutingServicer_to_server(  # type: ignore[no-untyped-call]
         RoutingService(reconciler.gateways, reconciler.router, tokens), server
     )

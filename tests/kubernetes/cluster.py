@@ -26,7 +26,7 @@ from relight.controller.kubernetes.resources import DEVICE_POOL, ENGINE_RUNTIME,
 from relight.core.auth import hash_token
 
 DEADLINE = 40.0
-TOKENS = {"viewer": "t-viewer", "operator": "t-operator", "agent": "t-agent", "gateway": "t-gateway"}
+TOKENS = {"viewer": "t-viewer", "operator": "t-operator", "gateway": "t-gateway"}
 ENDPOINTS = Kind("", "v1", "endpoints", "Endpoints")
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "src"
@@ -259,7 +259,6 @@ class Cluster:
         config = {
             "slot": "told-on-the-command-line",
             "controller_address": "told:1",
-            "token": TOKENS["agent"],
             "state_dir": "/told",
             "devices": [{"id": "cpu-0", "memory_bytes": 1 << 30}],
             "engines": {"stub": {}},

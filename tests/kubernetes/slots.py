@@ -24,7 +24,7 @@ from tests.kubernetes.admission import KEPT
 
 from relight.controller.kubernetes.api import POD, Api, Kind, Object
 from relight.controller.kubernetes.cache import Cache
-from relight.controller.kubernetes.pods import SHARED_PATH
+from relight.controller.kubernetes.pods import SHARED_PATH, TOKEN_PATH
 from relight.controller.kubernetes.resources import POOL_LABEL
 from relight.core.errors import NotFound
 
@@ -48,6 +48,22 @@ class SlotPod:
     @property
     def logs(self) -> str:
         return "".join(f"--- {p}\n{p.read_text()[-3000:]}" for p in sorted(self.directory.rglob("*.log")))
+
+
+async def pod_token(api: Api, pod: Object, audience: str) -> str:
+    """What a kubelet asks for to lay it into the pod: a token that is good as long as the pod is there."""
+    metadata = pod["metadata"]
+    account = (pod.get("spec") or {}).get("serviceAccountName") or "default"
+    request = {
+        "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
+        "spec": {
+            "audiences": [audience], "expirationSeconds": 3600,
+            "boundObjectRef": {"kind": "Pod", "apiVersion": "v1", "name": metadata["name"], "uid": metadata["uid"]},
+        },
+    }  # fmt: skip
+    kind = Kind("", "v1", f"serviceaccounts/{account}/token", "TokenRequest")
+    made = await api.create(kind, metadata["namespace"], request)
+    return str(made["status"]["token"])
 
 
 class Kubelets:
@@ -109,6 +125,7 @@ class Kubelets:
             process = await self._process(slot, container, container["command"])
             assert await process.wait() == 0, slot.logs
         await self._mount(slot)
+        await self._give_token(slot)
         await self.run_engine(slot)
         await self.run_agent(slot)
 
@@ -122,6 +139,13 @@ class Kubelets:
             path = slot.directory / "etc" / name
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(base64.b64decode(data))
+
+    async def _give_token(self, slot: SlotPod) -> None:
+        (volume,) = (v for v in slot.pod["spec"]["volumes"] if "projected" in v and "relight" in v["name"])
+        (source,) = volume["projected"]["sources"]
+        path = slot.directory / "run" / source["serviceAccountToken"]["path"]
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(await pod_token(self._api, slot.pod, source["serviceAccountToken"]["audience"]))
 
     def _container(self, slot: SlotPod, name: str) -> Object:
         return next(c for c in slot.pod["spec"]["containers"] if c["name"] == name)
@@ -151,6 +175,7 @@ class Kubelets:
     @staticmethod
     def _inside(slot: SlotPod, word: str) -> str:
         word = word.replace("/etc/relight", str(slot.directory / "etc"))
+        word = word.replace(TOKEN_PATH, str(slot.directory / "run"))
         return re.sub(rf"^{SHARED_PATH}(?=/|$)", str(slot.directory / "shared"), word)
 
     async def _end(self, slot: SlotPod, *, leave: bool) -> None:

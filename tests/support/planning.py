@@ -21,9 +21,9 @@ SPEC = ModelSpec("default", "m", "/m", "r1", "stub", replicas=2, guardians=Guard
 DEVICE = DeviceReport("d0", "cpu", "d0", 1 << 30, 0)
 
 
-def slot(name, boot="boot", force_tcp=False, devices=(DEVICE,), transports=None, budget=None, copies=()):
+def slot(name, boot="boot", force_tcp=False, devices=(DEVICE,), transports=None, budget=None, copies=(), pool=""):
     tier = None if budget is None else HostReport(budget, tuple(copies))
-    return SlotView(name, True, boot, force_tcp, {"stub": "1"}, devices, transports or {}, host_tier=tier)
+    return SlotView(name, True, boot, force_tcp, {"stub": "1"}, devices, transports or {}, host_tier=tier, pool=pool)
 
 
 def offers(*transports, **closed):

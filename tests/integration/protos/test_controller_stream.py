@@ -75,6 +75,24 @@ async def test_a_controller_that_comes_back_hears_a_whole_report_and_is_heard() 
     assert set(fleet.identities) == {f"Bearer {TOKEN}"}
 
 
+async def test_a_token_that_was_renewed_in_its_file_is_shown_at_the_next_attach(tmp_path: Path) -> None:
+    fleet, file = Fleet(), tmp_path / "token"
+    async with _serving(fleet):
+        access = ControllerAccess(f"127.0.0.1:{fleet.port}", "", None, file)
+        stream = ControllerStream(
+            "test", get_logger("tests.stream"), access, CLOCK, fleet_pb2_grpc.FleetStub, _numbered(), lambda _: None
+        )  # fmt: skip
+        running = asyncio.create_task(stream.run())
+        file.write_text("first\n")
+        await fleet.until(lambda r: r.sequence == 1)
+        file.write_text("second\n")
+    async with _serving(fleet):
+        await fleet.until(lambda r: r.sequence > 1)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert fleet.identities == ["Bearer first", "Bearer second"]
+
+
 async def test_changes_that_nobody_waits_for_are_told_together() -> None:
     fleet = Fleet()
     async with _serving(fleet), _attached(fleet, _numbered(), lambda _: None) as stream:

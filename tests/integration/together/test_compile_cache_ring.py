@@ -73,7 +73,7 @@ class Fleet:
         """Returns when the ring has exactly these nodes, as the command line would see it."""
 
         async def nodes() -> set[str]:
-            present = self.running.controller.reconciler.rings.present
+            present = self.running.controller.reconciler.rings.of()
             return set(present.nodes) if present else set()
 
         await self.until(nodes, lambda found: found == set(names))
@@ -170,7 +170,7 @@ async def test_with_data_tls_bundles_travel_under_certificates_of_the_fleet(tmp_
         await fleet.add("a")
         await fleet.add("b")
         await fleet.ring("a", "b")
-        present = fleet.running.controller.reconciler.rings.present
+        present = fleet.running.controller.reconciler.rings.of()
         assert {n.address.partition(":")[0] for n in present.nodes.values()} == {"tls"}
         await fleet.scale(1)
         await fleet.starts(1)

@@ -49,8 +49,8 @@ def test_each_receiver_has_grants_of_its_own_that_the_nodes_accept() -> None:
     rings = Rings()
     keys = {"a": new_key(), "b": new_key()}
     rings.update(1, seen(*(slot(name, node(n, grant_key=keys[name])) for n, name in enumerate(keys))))
-    assert rings.present is not None
-    ring = told(rings.present, "a", NOW)
+    assert rings.of() is not None
+    ring = told(rings.of(), "a", NOW)
     for found in ring.nodes:
         claims = check(
             keys[found.slot], found.grant, now=NOW + GRANT_SECONDS, source_instance=found.slot, generation=0,
@@ -67,23 +67,23 @@ def test_each_receiver_has_grants_of_its_own_that_the_nodes_accept() -> None:
 def test_what_is_told_stays_equal_until_grants_are_due() -> None:
     rings = Rings()
     rings.update(1, seen(slot("a", node(1))))
-    assert rings.present is not None
+    assert rings.of() is not None
     begun = NOW - NOW % GRANT_SECONDS
-    first = told(rings.present, "a", begun)
-    assert told(rings.present, "a", begun + GRANT_SECONDS - 1) == first
-    assert told(rings.present, "a", begun + GRANT_SECONDS) != first
+    first = told(rings.of(), "a", begun)
+    assert told(rings.of(), "a", begun + GRANT_SECONDS - 1) == first
+    assert told(rings.of(), "a", begun + GRANT_SECONDS) != first
 
 
 def test_a_node_whose_key_is_no_key_is_named_without_a_grant() -> None:
     rings = Rings()
     rings.update(1, seen(slot("a", node(1, grant_key="nonsense")), slot("b", node(2))))
-    assert rings.present is not None
-    assert [bool(n.grant) for n in told(rings.present, "b", NOW).nodes] == [False, True]
+    assert rings.of() is not None
+    assert [bool(n.grant) for n in told(rings.of(), "b", NOW).nodes] == [False, True]
 
 
 def test_the_revision_grows_when_somebody_would_be_told_something_else_and_only_then() -> None:
     rings, heard = Rings(), []
-    rings.listen(lambda: heard.append(rings.present))
+    rings.listen(lambda: heard.append(rings.of()))
     rings.update(1, seen(slot("a", node(1))))
     rings.update(1, seen(slot("a", node(1, bytes=77, hits=3))))
     assert len(heard) == 1
@@ -99,4 +99,4 @@ def test_the_revision_grows_when_somebody_would_be_told_something_else_and_only_
 def test_a_controller_that_has_not_heard_of_everybody_says_nothing_of_the_ring() -> None:
     rings = Rings()
     rings.update(1, seen(slot("a", node(1)), synced=False))
-    assert rings.present is None
+    assert rings.of() is None
