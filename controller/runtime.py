@@ -14,6 +14,7 @@ import uvicorn
 
 from relight.controller.accept import Accept
 from relight.controller.api.app import build
+from relight.controller.api.callers import Callers, callers_by_token
 from relight.controller.api.parts import OperationWaiters, Parts
 from relight.controller.config import ControllerConfig, Listen
 from relight.controller.flight.push import Pusher
@@ -124,7 +125,7 @@ class Controller:
             operations_changed=OperationWaiters(self.catalog),
             event_stream_seconds=config.event_stream_seconds,
         )
-        http = self._http_server(parts)
+        http = self._http_server(parts, cluster.callers(tokens) if cluster else callers_by_token(tokens))
         self._tasks = [
             asyncio.create_task(http.serve(sockets=[http_socket]), name="http"),
             asyncio.create_task(self.reconciler.run(), name="loop"),
@@ -161,11 +162,11 @@ class Controller:
         await cluster.lead()
         return cluster
 
-    def _http_server(self, parts: Parts) -> uvicorn.Server:
+    def _http_server(self, parts: Parts, callers: Callers) -> uvicorn.Server:
         tls = self._config.http.tls
         return _Server(
             uvicorn.Config(
-                build(parts, self._config.known_tokens()),
+                build(parts, callers),
                 log_config=None,
                 access_log=False,
                 lifespan="off",

@@ -8,9 +8,9 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from relight.controller.api import cache, events, fleet, models, operations, problems, starts, system
+from relight.controller.api.callers import Callers
 from relight.controller.api.middleware import OPEN_PATHS, Gate
 from relight.controller.api.parts import Parts
-from relight.core.auth import Tokens
 
 VERSION = "0.1.0"
 
@@ -36,11 +36,11 @@ def openapi_document() -> dict[str, Any]:
     return _document(_routes())
 
 
-def build(parts: Parts, tokens: Tokens) -> FastAPI:
+def build(parts: Parts, callers: Callers) -> FastAPI:
     """The application over a running controller."""
     app = _routes()
     app.state.parts = parts
-    app.add_middleware(Gate, tokens=tokens, clock=parts.clock)
+    app.add_middleware(Gate, callers=callers, clock=parts.clock)
     document: dict[str, Any] = {}
 
     def openapi() -> dict[str, Any]:

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from starlette.responses import Response, StreamingResponse
 
-from relight.controller.api.parts import Id, Parts, Reader, Running
+from relight.controller.api.callers import Anybody, Caller, Right, only_seen
+from relight.controller.api.parts import Id, Parts, Running
 from relight.controller.api.problems import documented
 from relight.controller.api.schemas import (
     Cursor,
@@ -34,44 +35,49 @@ def _instances(parts: Parts) -> list[InstanceView]:
     return [i for i in parts.reconciler.snapshot().instances if not i.remembered]
 
 
-def _find(parts: Parts, name: str) -> InstanceView:
-    for instance in _instances(parts):
-        if instance.instance == name:
-            return instance
+async def _find(caller: Caller, parts: Parts, name: str) -> InstanceView:
+    for instance in await only_seen(caller, (i for i in _instances(parts) if i.instance == name), lambda i: i.model):
+        return instance
     raise NotFound(f"there is no instance {name}")
 
 
 @router.get("/instances", responses=documented(422), response_model=Page[InstanceOut])
 async def list_instances(
-    identity: Reader,
+    caller: Anybody,
     parts: Running,
     limit: Limit = 100,
     cursor: Cursor = "",
     model: Annotated[str, Query(max_length=127, description="Only of this model, as namespace/name")] = "",
 ) -> Any:
     """Instances: running, dormant, and in between."""
-    found = sorted((i.instance, i) for i in _instances(parts) if model in ("", i.model))
-    return paginate(found, limit, cursor, show_instance)
+    seen = await only_seen(caller, _instances(parts), lambda i: i.model)
+    found = [(i.instance, i) for i in seen if model in ("", i.model)]
+    return paginate(sorted(found, key=lambda pair: pair[0]), limit, cursor, show_instance)
 
 
 @router.get("/instances/{id}", responses=documented(404, 422), response_model=InstanceOut)
-async def get_instance(id: Id, identity: Reader, parts: Running) -> Any:
+async def get_instance(id: Id, caller: Anybody, parts: Running) -> Any:
     """One instance."""
-    return show_instance(_find(parts, id))
+    return show_instance(await _find(caller, parts, id))
 
 
 async def _log(
-    parts: Parts, id: str, rank: int, tail_bytes: int, follow: bool
+    caller: Caller, parts: Parts, id: str, rank: int, tail_bytes: int, follow: bool
 ) -> tuple[bytes, AsyncGenerator[bytes, None]]:
     """The first chunk, fetched before a status is sent (an agent that fails is an error, not an end), and the rest."""
     known = next((v for v in _instances(parts) if v.instance == id), None)
     seen = parts.reconciler.fleet.seen
     if known is None:
+        # Whose it was nobody knows any more: that takes the right to read every log.
+        await caller.require(Right("get", group="", resource="pods", subresource="log"))
         addresses = [s.report.agent_address for s in seen.values() if s.report.agent_address]
     else:
         member = next((m for m in known.members if m.rank == rank), None)
         if member is None:
             raise NotFound(f"{id} has no member of rank {rank}")
+        # Where the cluster decides, an engine's log is as its pod's.
+        pod, _, namespace = member.slot.rpartition(".")
+        await caller.require(Right("get", namespace, pod, "", "pods", "log"))
         found = seen.get(member.slot)
         if found is None or not found.report.agent_address:
             raise Unavailable(f"the agent of slot {member.slot} is not attached", retry_after=2.0)
@@ -93,14 +99,14 @@ async def _log(
 )
 async def get_logs(
     id: Id,
-    identity: Reader,
+    caller: Anybody,
     parts: Running,
     tail_bytes: Annotated[int, Query(ge=0, le=16 << 20)] = 64 << 10,
     follow: Annotated[bool, Query(description="Go on with what is appended, until the caller leaves")] = False,
     rank: Annotated[int, Query(ge=0, le=255, description="Which member's log")] = 0,
 ) -> Response:
     """The end of an engine's log, by way of its agent; agents keep the newest logs of ended instances too."""
-    first, chunks = await _log(parts, id, rank, tail_bytes, follow)
+    first, chunks = await _log(caller, parts, id, rank, tail_bytes, follow)
 
     async def body() -> AsyncIterator[bytes]:
         async with aclosing(chunks):
@@ -112,9 +118,9 @@ async def get_logs(
 
 
 @router.get("/slots", responses=documented(422), response_model=Page[SlotOut])
-async def list_slots(identity: Reader, parts: Running, limit: Limit = 100, cursor: Cursor = "") -> Any:
+async def list_slots(caller: Anybody, parts: Running, limit: Limit = 100, cursor: Cursor = "") -> Any:
     """Slots and their agents."""
-    found = [(s.slot, s) for s in parts.reconciler.snapshot().slots]
+    found = [(s.slot, s) for s in await only_seen(caller, parts.reconciler.snapshot().slots, lambda s: s.pool)]
     return paginate(found, limit, cursor, lambda slot: _show_slot(parts, slot))
 
 
@@ -141,9 +147,10 @@ def _show_slot(parts: Parts, slot: SlotView) -> SlotOut:
 
 
 @router.get("/devices", responses=documented(422), response_model=Page[DeviceOut])
-async def list_devices(identity: Reader, parts: Running, limit: Limit = 100, cursor: Cursor = "") -> Any:
+async def list_devices(caller: Anybody, parts: Running, limit: Limit = 100, cursor: Cursor = "") -> Any:
     """Devices, and who holds their memory."""
     snapshot = parts.reconciler.snapshot()
     own = [i for i in snapshot.instances if not i.remembered]
-    found = [(f"{d.slot}/{d.id}", d) for slot in snapshot.slots for d in show_devices(slot, own)]
+    slots = await only_seen(caller, snapshot.slots, lambda s: s.pool)
+    found = [(f"{d.slot}/{d.id}", d) for slot in slots for d in show_devices(slot, own)]
     return paginate(sorted(found, key=lambda pair: pair[0]), limit, cursor, lambda device: device)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 
-from fastapi import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from relight.controller.api.callers import Callers
 from relight.controller.api.problems import of_error
-from relight.core.auth import Identity, Role, Tokens
 from relight.core.clock import Clock
-from relight.core.errors import Denied
+from relight.core.errors import Denied, Unavailable
 from relight.core.ids import new_id
 
 OPEN_PATHS = frozenset({"/healthz", "/livez", "/readyz", "/metrics", "/openapi.json"})
@@ -33,8 +32,8 @@ def _received_at(said: bytes, now: float) -> float:
 class Gate:
     """Refuses who has no identity before anything of the request is read, but on OPEN_PATHS."""
 
-    def __init__(self, app: ASGIApp, tokens: Tokens, clock: Clock) -> None:
-        self._app, self._tokens, self._clock = app, tokens, clock
+    def __init__(self, app: ASGIApp, callers: Callers, clock: Clock) -> None:
+        self._app, self._callers, self._clock = app, callers, clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -55,26 +54,8 @@ class Gate:
         if scope["path"] not in OPEN_PATHS:
             try:
                 header = headers.get(b"authorization")
-                state["identity"] = self._tokens.identify(header.decode("latin-1") if header else None)
-            except Denied as error:
+                state["caller"] = await self._callers(header.decode("latin-1") if header else None)
+            except (Denied, Unavailable) as error:
                 await of_error(scope["path"], error)(scope, receive, with_id)
                 return
         await self._app(scope, receive, with_id)
-
-
-def reader(request: Request) -> Identity:
-    """Dependency: who may read. Raises Denied."""
-    return _with_role(request, Role.VIEWER, Role.OPERATOR)
-
-
-def writer(request: Request) -> Identity:
-    """Dependency: who may change. Raises Denied."""
-    return _with_role(request, Role.OPERATOR)
-
-
-def _with_role(request: Request, *roles: Role) -> Identity:
-    identity: Identity = request.state.identity
-    if not identity.roles.intersection(roles):
-        wanted = " or ".join(roles)
-        raise Denied(f"{identity.name} lacks the role {wanted}", authenticated=True)
-    return identity

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from enum import StrEnum
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Query, Request
+from fastapi import APIRouter, Depends, Header, Query, Request
 from pydantic.json_schema import SkipJsonSchema
 from starlette.responses import Response
 
-from relight.controller.api.parts import ModelName, Namespace, Parts, Reader, Running, Writer
+from relight.controller.api.callers import Anybody, Caller, needs
+from relight.controller.api.parts import ModelName, Namespace, Parts, Running
 from relight.controller.api.problems import AsciiJson, documented
 from relight.controller.api.schemas import Cursor, Limit, ModelOut, Page, ScaleBody, paginate
 from relight.controller.specs import ModelBody
 from relight.controller.state.base import ABSENT
+from relight.core.auth import Identity
 from relight.core.errors import NotFound
 from relight.core.records import Desired, InstanceView, Operation, Plan, ScaleRequest
 from relight.core.states import COMING, State
+from relight.core.tenants import tenant
 
 router = APIRouter(prefix="/api/v1/namespaces/{namespace}/models", tags=["models"])
 
@@ -31,6 +34,13 @@ IfMatch = Annotated[
         description="Only if the model has this ETag; `*`: only if it exists",
     ),
 ]
+
+
+Lister = Annotated[Identity, Depends(needs("list"))]
+Reader = Annotated[Identity, Depends(needs("get"))]
+Updater = Annotated[Identity, Depends(needs("update"))]
+Deleter = Annotated[Identity, Depends(needs("delete"))]
+Scaler = Annotated[Identity, Depends(needs("patch", "scale"))]
 
 
 class DryRun(StrEnum):
@@ -71,9 +81,21 @@ def _coming(instance: InstanceView) -> bool:
     return instance.desired is Desired.READY and instance.state in states
 
 
+async def _only_seen(caller: Caller, made: Plan) -> Plan:
+    """Of a plan, which is always of the whole fleet, what is of models that the caller may see."""
+    keys = {d.model for d in made.decisions} | {p.model for p in made.placements}
+    seen = await caller.within("list", {tenant(key) for key in keys})
+    return replace(
+        made,
+        decisions=tuple(d for d in made.decisions if tenant(d.model) in seen),
+        placements=tuple(p for p in made.placements if tenant(p.model) in seen),
+        unplaced=tuple(u for u in made.unplaced if tenant(u) in seen),
+    )
+
+
 @router.get("", responses=documented(422), response_model=Page[ModelOut])
 async def list_models(
-    namespace: Namespace, identity: Reader, parts: Running, limit: Limit = 100, cursor: Cursor = ""
+    namespace: Namespace, identity: Lister, parts: Running, limit: Limit = 100, cursor: Cursor = ""
 ) -> Any:
     """The models of a namespace."""
     found = sorted((k, k) for k in parts.catalog.models if k.partition("/")[0] == namespace)
@@ -97,7 +119,7 @@ async def put_model(
     namespace: Namespace,
     name: ModelName,
     body: ModelBody,
-    identity: Writer,
+    identity: Updater,
     parts: Running,
     response: Response,
     if_match: IfMatch = "",
@@ -112,7 +134,7 @@ async def put_model(
 
 @router.delete("/{name}", responses=documented(404, 409, 412, 422), status_code=204)
 async def delete_model(
-    namespace: Namespace, name: ModelName, identity: Writer, parts: Running, if_match: IfMatch = ""
+    namespace: Namespace, name: ModelName, identity: Deleter, parts: Running, if_match: IfMatch = ""
 ) -> None:
     """Deletes a model; its instances are drained, then ended."""
     await parts.accept.delete_model(f"{namespace}/{name}", _precondition(if_match))
@@ -128,7 +150,8 @@ async def scale_model(
     namespace: Namespace,
     name: ModelName,
     body: ScaleBody,
-    identity: Writer,
+    identity: Scaler,
+    caller: Anybody,
     parts: Running,
     request: Request,
     idempotency_key: Annotated[
@@ -155,6 +178,6 @@ async def scale_model(
         rungs=tuple(dict.fromkeys(body.rungs or ())),
     )
     if dry_run is not None:
-        return AsciiJson(asdict(parts.accept.preview(asked)))
+        return AsciiJson(asdict(await _only_seen(caller, parts.accept.preview(asked))))
     operation = await parts.accept.scale(asked)
     return AsciiJson(asdict(operation), 202, {"Location": f"/api/v1/operations/{operation.id}"})

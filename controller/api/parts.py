@@ -10,13 +10,11 @@ from typing import Annotated, cast
 from fastapi import Depends, Path, Request
 
 from relight.controller.accept import Accept
-from relight.controller.api.middleware import reader, writer
 from relight.controller.loop import Reconciler
 from relight.controller.metrics import Metrics
 from relight.controller.rpc.server import AgentCalls
 from relight.controller.specs import NAME_PATTERN
 from relight.controller.state.catalog import Catalog
-from relight.core.auth import Identity
 from relight.core.clock import Clock
 
 
@@ -71,8 +69,6 @@ def parts(request: Request) -> Parts:
 
 
 Running = Annotated[Parts, Depends(parts)]
-Reader = Annotated[Identity, Depends(reader)]
-Writer = Annotated[Identity, Depends(writer)]
 Namespace = Annotated[str, Path(pattern=NAME_PATTERN, max_length=63, description="A namespace")]
 ModelName = Annotated[str, Path(pattern=NAME_PATTERN, max_length=63, description="A model's name")]
 Id = Annotated[str, Path(pattern=NAME_PATTERN, max_length=63)]

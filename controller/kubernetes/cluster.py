@@ -10,12 +10,14 @@ from relight.controller.config import KubernetesConfig
 from relight.controller.kubernetes.api import Api
 from relight.controller.kubernetes.election import Election
 from relight.controller.kubernetes.front import ResourceFront
+from relight.controller.kubernetes.identity import ClusterCallers
 from relight.controller.kubernetes.operator import Operator
 from relight.controller.kubernetes.pods import Added
 from relight.controller.kubernetes.reviews import Reviews
 from relight.controller.kubernetes.slot_identity import PodAgents
 from relight.controller.loop import Hooks
 from relight.controller.observe.places import Places
+from relight.core.auth import Tokens
 from relight.core.clock import Clock
 from relight.core.ids import new_id
 
@@ -59,6 +61,10 @@ class Cluster:
     def agents(self, places: Places) -> PodAgents:
         """Who admits agents."""
         return PodAgents(self._reviews, places)
+
+    def callers(self, tokens: Tokens) -> ClusterCallers:
+        """Who knows the callers of the REST API."""
+        return ClusterCallers(tokens, self._reviews)
 
     async def keep(self, accept: Accept, hooks: Hooks) -> Accept:
         """Fills the caches and lets the operator hear of each pass. Returns what REST writes go through."""
