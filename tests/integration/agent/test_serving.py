@@ -92,7 +92,8 @@ async def test_a_client_that_hangs_up_ends_its_request_at_the_engine(serving: tu
         async with asked.stream("POST", "/v1/completions", json={**ASK, "max_tokens": 4000, "stream": True}) as reply:
             await anext(reply.aiter_lines())
             await slot.until("i-a", State.READY, lambda i: i.requests_running == 1)
-        await slot.until("i-a", State.READY, lambda i: i.requests_running == 0, since=len(slot.fleet.reports))
+            seen = len(slot.fleet.reports)
+        await slot.until("i-a", State.READY, lambda i: i.requests_running == 0, since=seen)
 
 
 async def test_a_port_that_is_taken_ends_the_agent_with_the_reason(make_slot: Callable[..., Slot]) -> None:
