@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from relight.controller.loop import Reconciler
 from relight.controller.state.base import ABSENT, Write
-from relight.controller.state.catalog import Accepted, Catalog, StoredModel, drop, put
+from relight.controller.state.catalog import Accepted, Activity, Catalog, StoredModel, drop, put
 from relight.core import failpoints
 from relight.core.clock import Clock
 from relight.core.errors import Conflict, FieldError, InvalidInput, NotFound
@@ -72,7 +72,7 @@ class Accept:
             raise NotFound(f"there is no model {key}")
         if not precondition(stored.revision):
             raise PreconditionFailed(f"{key} is at revision {stored.revision}")
-        writes = [*self._fresh_start(key), drop("models", key)]
+        writes = [*self._fresh_start(key, keep_burst=False), drop("models", key)]
         expect = {f"models/{key}": stored.revision}
         await self.catalog.commit(writes, expect=expect, fence=self.reconciler.lease)
 
@@ -182,11 +182,13 @@ class Accept:
         await self.catalog.commit(writes, expect=expect, fence=self.reconciler.lease)
         return operation
 
-    def _fresh_start(self, model: str) -> list[Write]:
-        """Somebody asked anew: what failed before and what demand did alone is forgotten."""
+    def _fresh_start(self, model: str, *, keep_burst: bool = True) -> list[Write]:
+        """Somebody asked anew: what failed before and what demand did alone is forgotten, but not what was promised."""
         writes = [drop("failures", n) for n, v in self.catalog.failures.items() if v.record.model == model]
         if model in self.catalog.activity:
-            writes.append(drop("activity", model))
+            burst = self.catalog.activity[model].record.burst
+            kept = burst and keep_burst
+            writes.append(put("activity", model, Activity(burst=burst)) if kept else drop("activity", model))
         return writes
 
     def _repeated(self, request: ScaleRequest) -> Operation | None:

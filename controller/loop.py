@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from relight.controller.apply.adopt import adopt
 from relight.controller.apply.changes import build
 from relight.controller.apply.operations import ended, patience_ends_at, slots_behind
-from relight.controller.decide.replicas import decide, next_idle_at
+from relight.controller.decide.replicas import decide, next_change_at
 from relight.controller.flight.recorder import Recorder
 from relight.controller.flight.timeline import Timeline
 from relight.controller.observe.fleet import Fleet
@@ -292,7 +292,7 @@ class Reconciler:
         """Seconds until time alone may change something; None when only an event can."""
         snapshot = self.snapshot()
         running = (v.record for v in self._catalog.operations.values())
-        at = [next_idle_at(snapshot), next_retry_at(snapshot), patience_ends_at(running, snapshot.now)]
+        at = [next_change_at(snapshot), next_retry_at(snapshot), patience_ends_at(running, snapshot.now)]
         times = [t - snapshot.now for t in at if t is not None]
         times += [t for t in (self.fleet.next_grace_in(), self.gateways.next_grace_in()) if t is not None]
         # A little later than asked for: a timer that fires early would only look and wait again.

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from relight.core.records import (
+    Autoscaler,
+    Burst,
     Drain,
     Guardians,
     Keep,
@@ -15,6 +17,7 @@ from relight.core.records import (
     OnTimeout,
     RungKind,
     ScaleToZero,
+    Scaling,
     Storage,
     Strategy,
 )
@@ -112,6 +115,26 @@ class StorageBody(_Body):
     ] = {}
 
 
+class ScalingBody(_Body):
+    """How many requests at once a replica is for, held ones included."""
+
+    requests_per_replica: Annotated[int, Field(ge=1, le=100_000), Whole] = 8
+
+
+class BurstBody(_Body):
+    """How far guardians are woken above the number while demand asks for it (0: never), and how long each stays."""
+
+    max_replicas: Count = 0
+    hold_seconds: Seconds = 60.0
+
+
+class AutoscalerBody(_Body):
+    """Whether the built-in autoscaler writes the number, and how long it looks back before it lowers it."""
+
+    enabled: Annotated[bool, Field(strict=True)] = False
+    window_seconds: Seconds = 60.0
+
+
 class ModelBody(_Body):
     """One model as its owner asks for it; its name and namespace stand in the path."""
 
@@ -144,6 +167,9 @@ class ModelBody(_Body):
     share_host_copies: Annotated[bool, Field(strict=True)] = False
     warm_up_requests: Annotated[int, Field(ge=0, le=64), Whole] = 2
     storage: StorageBody | None = None
+    scaling: ScalingBody = ScalingBody()
+    burst: BurstBody = BurstBody()
+    autoscaler: AutoscalerBody = AutoscalerBody()
 
     def spec(self, namespace: str, name: str) -> ModelSpec:
         """As the shared record."""
@@ -175,4 +201,7 @@ class ModelBody(_Body):
             share_host_copies=self.share_host_copies,
             warm_up_requests=self.warm_up_requests,
             storage=Storage(self.storage.uri, dict(self.storage.sha256)) if self.storage else None,
+            scaling=Scaling(self.scaling.requests_per_replica),
+            burst=Burst(self.burst.max_replicas, self.burst.hold_seconds),
+            autoscaler=Autoscaler(self.autoscaler.enabled, self.autoscaler.window_seconds),
         )

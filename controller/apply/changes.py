@@ -234,8 +234,13 @@ class _Builder:
     def _background_kind(self, placement: Placement, wanted: int) -> str:
         if placement.desired is Desired.DORMANT:
             return "replace-guardian"
-        floor = next((d.floor for d in self._made.decisions if d.model == placement.model), 0)
-        return "activate" if floor and not wanted else "replace-replica"
+        decision = next((d for d in self._made.decisions if d.model == placement.model), None)
+        stored = self._catalog.models.get(placement.model)
+        if decision is not None and decision.floor and not wanted:
+            return "activate"
+        if decision is not None and decision.burst and stored is not None and wanted >= stored.record.spec.replicas:
+            return "burst"
+        return "replace-replica"
 
     def _forget_gone(self) -> None:
         for view in self._views.values():
@@ -287,6 +292,7 @@ class _Builder:
         elif stored.record.spec.max_replicas > 0:
             at = before.idled_at if before.idled_at is not None else now
             after = Activity(idled_at=at if decision.replicas == 0 else None)
+        after = replace(after, burst=decision.burst)
         if after != before:
             self._changes.writes.append(put("activity", decision.model, after))
 

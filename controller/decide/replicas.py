@@ -7,23 +7,39 @@ the model's `max_replicas`, and data that is missing never scales anything down.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 
+from relight.controller.decide.burst import burst, next_let_go_at, why
+from relight.controller.decide.held import highest
 from relight.core.records import Decision, Demand, Desired, ModelView, Snapshot
+from relight.core.states import State
 
 
 def decide(snapshot: Snapshot) -> tuple[Decision, ...]:
     """One decision per model, in the order of the model keys."""
     wanted = _assigned(snapshot)
+    asleep = Counter(
+        i.model
+        for i in snapshot.instances
+        if i.desired is Desired.DORMANT and i.state is State.DORMANT and i.failure is None and not i.remembered
+    )
     return tuple(
         _decide(
             view,
             snapshot,
             awake=wanted.get((view.spec.key, Desired.READY), 0),
             dormant=wanted.get((view.spec.key, Desired.DORMANT), 0),
+            asleep=asleep[view.spec.key],
         )
         for view in sorted(snapshot.models, key=lambda m: m.spec.key)
     )
+
+
+def next_change_at(snapshot: Snapshot) -> float | None:
+    """The wall time at which time alone may change a decision; None when it cannot."""
+    times = [next_idle_at(snapshot), *(next_let_go_at(view) for view in snapshot.models)]
+    return min((t for t in times if t is not None and t > snapshot.now), default=None)
 
 
 def next_idle_at(snapshot: Snapshot) -> float | None:
@@ -71,7 +87,7 @@ def _idle(view: ModelView, demand: Demand, now: float) -> bool:
     return idle is not None and not _busy(demand) and _active_until(view, demand, idle) <= now
 
 
-def _decide(view: ModelView, snapshot: Snapshot, awake: int, dormant: int) -> Decision:
+def _decide(view: ModelView, snapshot: Snapshot, awake: int, dormant: int, asleep: int) -> Decision:
     spec, demand = view.spec, view.demand
     most = max(0, spec.max_replicas)
     # The maximum wins over a minimum above it: it is what an owner pays for.
@@ -92,11 +108,14 @@ def _decide(view: ModelView, snapshot: Snapshot, awake: int, dormant: int) -> De
         replicas = 0
         reason = f"no request for {spec.scale_to_zero.idle_seconds:g} s, the idle time to zero"
     guardians = max(0, spec.guardians.replicas)
+    levels = burst(view, replicas, awake + asleep, snapshot.now)
+    if levels:
+        replicas, reason = highest(levels), reason + why(view, levels)
     if not snapshot.synced:
         if awake > replicas:
             replicas, reason = awake, f"held at {awake}: not every slot was heard of yet"
         guardians = max(guardians, dormant)
-    return Decision(spec.key, replicas, guardians, reason, floor)
+    return Decision(spec.key, replicas, guardians, reason, floor, levels)
 
 
 def _floor(view: ModelView, now: float, reason: str) -> tuple[int, str]:

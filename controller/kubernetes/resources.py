@@ -127,6 +127,25 @@ class ScaleToZero(_Field):
     keep: Literal["Guardian", "Nothing"] = "Guardian"
 
 
+class Scaling(_Field):
+    """How many requests at once a replica is for, held ones included."""
+
+    requests_per_replica: Annotated[int, Field(ge=1, le=100_000)] = 8
+
+
+class Burst(_Field):
+    """How far guardians are woken above the number while demand asks for it (0: never), and how long each stays."""
+
+    max_replicas: Number = 0
+    hold_seconds: Seconds = 60.0
+
+
+class Autoscaler(_Field):
+    """How long the built-in autoscaler looks back before it lowers the number; `writer: Autoscaler` turns it on."""
+
+    window_seconds: Seconds = 60.0
+
+
 class Sources(_Field):
     """Where weights may be read from; empty for everywhere."""
 
@@ -162,6 +181,9 @@ class ModelDeploymentSpec(_Field):
     bounds: Bounds = Bounds()
     guardians: Guardians = Guardians()
     start: Start = Start()
+    scaling: Scaling = Scaling()
+    burst: Burst = Burst()
+    autoscaler: Autoscaler = Autoscaler()
     scale_to_zero: ScaleToZero = ScaleToZero()
     sources: Sources = Sources()
     host_copies: Annotated[int, Field(ge=0, le=64)] = 1

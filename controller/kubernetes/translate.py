@@ -16,10 +16,23 @@ from relight.controller.kubernetes.resources import (
     DevicePoolSpec,
     EngineRuntimeSpec,
     ModelDeploymentSpec,
+    Writer,
     to_enum,
 )
 from relight.core.errors import FieldError, InvalidInput
-from relight.core.records import Drain, Guardians, Mode, ModelSpec, RungKind, ScaleToZero, Storage, Strategy
+from relight.core.records import (
+    Autoscaler,
+    Burst,
+    Drain,
+    Guardians,
+    Mode,
+    ModelSpec,
+    RungKind,
+    ScaleToZero,
+    Scaling,
+    Storage,
+    Strategy,
+)
 from relight.protos.settings import wrong_fields
 
 B = TypeVar("B", bound=BaseModel)
@@ -79,6 +92,9 @@ def model_spec(found: Object, runtimes: Mapping[str, Object], pools: Mapping[str
         storage=_storage(spec.model.storage),
         strategy=Strategy(spec.strategy.max_surge, spec.strategy.max_unavailable, spec.paused),
         pool=pool_key,
+        scaling=Scaling(spec.scaling.requests_per_replica),
+        burst=Burst(spec.burst.max_replicas, spec.burst.hold_seconds),
+        autoscaler=Autoscaler(spec.writer is Writer.AUTOSCALER, spec.autoscaler.window_seconds),
     )
 
 

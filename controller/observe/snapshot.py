@@ -93,6 +93,7 @@ class Observer:
                 changed_at=stored.record.changed_at,
                 activated_at=activity.activated_at,
                 idled_at=activity.idled_at,
+                burst=activity.burst,
             )
 
     def _slot(self, name: str, assignable: bool) -> SlotView:

@@ -19,7 +19,7 @@ from relight.controller.flight.timeline import Expectation, Timeline
 from relight.controller.state.base import Change, Lease, Store, Write
 from relight.core.errors import TooOld, Unavailable
 from relight.core.logs import get_logger
-from relight.core.records import Assignment, Desired, Failure, Mode, ModelSpec, Operation, Shapes
+from relight.core.records import Assignment, Desired, Failure, HeldLevel, Mode, ModelSpec, Operation, Shapes
 from relight.core.states import State
 
 R = TypeVar("R")
@@ -41,6 +41,7 @@ class Activity:
 
     activated_at: float | None = None
     idled_at: float | None = None
+    burst: tuple[HeldLevel, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

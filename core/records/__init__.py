@@ -53,6 +53,9 @@ from relight.core.records.planned import (
     Demand as Demand,
 )
 from relight.core.records.planned import (
+    HeldLevel as HeldLevel,
+)
+from relight.core.records.planned import (
     InstanceView as InstanceView,
 )
 from relight.core.records.planned import (
@@ -161,6 +164,12 @@ from relight.core.records.routed import (
     RouteTable as RouteTable,
 )
 from relight.core.records.wanted import (
+    Autoscaler as Autoscaler,
+)
+from relight.core.records.wanted import (
+    Burst as Burst,
+)
+from relight.core.records.wanted import (
     Desired as Desired,
 )
 from relight.core.records.wanted import (
@@ -189,6 +198,9 @@ from relight.core.records.wanted import (
 )
 from relight.core.records.wanted import (
     ScaleToZero as ScaleToZero,
+)
+from relight.core.records.wanted import (
+    Scaling as Scaling,
 )
 from relight.core.records.wanted import (
     Storage as Storage,

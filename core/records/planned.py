@@ -85,6 +85,14 @@ class InstanceView:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldLevel:
+    """A number of replicas that demand wanted. `left_at` is when it stopped to (wall); None while it does."""
+
+    replicas: int
+    left_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ModelView:
     """A model in a snapshot: its spec, demand, and the open operation that asked for its number."""
 
@@ -98,6 +106,8 @@ class ModelView:
     """Since when held requests keep one replica up although the written number is 0."""
     idled_at: float | None = None
     """Since when idleness keeps the model at zero although the written number is higher."""
+    burst: tuple[HeldLevel, ...] = ()
+    """What demand alone woke above the number, as of the last decision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +133,8 @@ class Decision:
     guardians: int
     reason: str
     floor: int = 0
+    burst: tuple[HeldLevel, ...] = ()
+    """What is held above the number that was written, the lowest first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,6 +119,32 @@ class Storage:
 
 
 @dataclass(frozen=True, slots=True)
+class Scaling:
+    """What load a replica is for: what all that follow demand count by."""
+
+    requests_per_replica: int = 8
+    """Requests at once, held ones included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Burst:
+    """How far guardians are woken above the written number while demand asks for it; 0 for never."""
+
+    max_replicas: int = 0
+    hold_seconds: float = 60.0
+    """How long each stays after the demand that woke it: longer than an autoscaler takes to write its number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Autoscaler:
+    """Whether the built-in autoscaler writes the number."""
+
+    enabled: bool = False
+    window_seconds: float = 60.0
+    """It lowers the number to the highest that demand asked for within this time."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """One model as its owner asks for it. `uri` is a local directory; `args` go to the engine as they are."""
 
@@ -155,6 +181,9 @@ class ModelSpec:
     """Requests of common shapes that a started engine answers before it is routed to; 0 for none (docs/modes.md)."""
     storage: Storage | None = None
     """Where this revision's weights can be had besides `uri`; None: nowhere."""
+    scaling: Scaling = field(default_factory=Scaling)
+    burst: Burst = field(default_factory=Burst)
+    autoscaler: Autoscaler = field(default_factory=Autoscaler)
 
     @property
     def key(self) -> str:

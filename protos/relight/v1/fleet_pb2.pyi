@@ -344,6 +344,69 @@ class Strategy(_message.Message):
 Global___Strategy: _TypeAlias = Strategy  # noqa: Y015
 
 @_typing.final
+class Scaling(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_PER_REPLICA_FIELD_NUMBER: _builtins.int
+    requests_per_replica: _builtins.int
+    def __init__(
+        self,
+        *,
+        requests_per_replica: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["requests_per_replica", b"requests_per_replica"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Scaling: _TypeAlias = Scaling  # noqa: Y015
+
+@_typing.final
+class Burst(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MAX_REPLICAS_FIELD_NUMBER: _builtins.int
+    HOLD_SECONDS_FIELD_NUMBER: _builtins.int
+    max_replicas: _builtins.int
+    hold_seconds: _builtins.float
+    def __init__(
+        self,
+        *,
+        max_replicas: _builtins.int = ...,
+        hold_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hold_seconds", b"hold_seconds", "max_replicas", b"max_replicas"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Burst: _TypeAlias = Burst  # noqa: Y015
+
+@_typing.final
+class Autoscaler(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENABLED_FIELD_NUMBER: _builtins.int
+    WINDOW_SECONDS_FIELD_NUMBER: _builtins.int
+    enabled: _builtins.bool
+    window_seconds: _builtins.float
+    def __init__(
+        self,
+        *,
+        enabled: _builtins.bool = ...,
+        window_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["enabled", b"enabled", "window_seconds", b"window_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Autoscaler: _TypeAlias = Autoscaler  # noqa: Y015
+
+@_typing.final
 class ModelSpec(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -394,6 +457,9 @@ class ModelSpec(_message.Message):
     WARM_UP_REQUESTS_FIELD_NUMBER: _builtins.int
     STORAGE_FIELD_NUMBER: _builtins.int
     SHARE_HOST_COPIES_FIELD_NUMBER: _builtins.int
+    SCALING_FIELD_NUMBER: _builtins.int
+    BURST_FIELD_NUMBER: _builtins.int
+    AUTOSCALER_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     name: _builtins.str
     uri: _builtins.str
@@ -430,6 +496,12 @@ class ModelSpec(_message.Message):
     def strategy(self) -> Global___Strategy: ...
     @_builtins.property
     def storage(self) -> Global___Storage: ...
+    @_builtins.property
+    def scaling(self) -> Global___Scaling: ...
+    @_builtins.property
+    def burst(self) -> Global___Burst: ...
+    @_builtins.property
+    def autoscaler(self) -> Global___Autoscaler: ...
     def __init__(
         self,
         *,
@@ -460,10 +532,13 @@ class ModelSpec(_message.Message):
         warm_up_requests: _builtins.int = ...,
         storage: Global___Storage | None = ...,
         share_host_copies: _builtins.bool = ...,
+        scaling: Global___Scaling | None = ...,
+        burst: Global___Burst | None = ...,
+        autoscaler: Global___Autoscaler | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_storage", b"_storage", "drain", b"drain", "guardians", b"guardians", "scale_to_zero", b"scale_to_zero", "storage", b"storage", "strategy", b"strategy"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_storage", b"_storage", "autoscaler", b"autoscaler", "burst", b"burst", "drain", b"drain", "guardians", b"guardians", "scale_to_zero", b"scale_to_zero", "scaling", b"scaling", "storage", b"storage", "strategy", b"strategy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_storage", b"_storage", "args", b"args", "devices_per_member", b"devices_per_member", "drain", b"drain", "engine", b"engine", "env", b"env", "guardians", b"guardians", "host_copies", b"host_copies", "max_replicas", b"max_replicas", "members", b"members", "memory_bytes", b"memory_bytes", "min_replicas", b"min_replicas", "mode", b"mode", "name", b"name", "namespace", b"namespace", "pool", b"pool", "replicas", b"replicas", "revision", b"revision", "rungs", b"rungs", "scale_to_zero", b"scale_to_zero", "served_names", b"served_names", "share_host_copies", b"share_host_copies", "start_deadline_seconds", b"start_deadline_seconds", "storage", b"storage", "strategy", b"strategy", "uri", b"uri", "wake_deadline_seconds", b"wake_deadline_seconds", "warm_up_requests", b"warm_up_requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_storage", b"_storage", "args", b"args", "autoscaler", b"autoscaler", "burst", b"burst", "devices_per_member", b"devices_per_member", "drain", b"drain", "engine", b"engine", "env", b"env", "guardians", b"guardians", "host_copies", b"host_copies", "max_replicas", b"max_replicas", "members", b"members", "memory_bytes", b"memory_bytes", "min_replicas", b"min_replicas", "mode", b"mode", "name", b"name", "namespace", b"namespace", "pool", b"pool", "replicas", b"replicas", "revision", b"revision", "rungs", b"rungs", "scale_to_zero", b"scale_to_zero", "scaling", b"scaling", "served_names", b"served_names", "share_host_copies", b"share_host_copies", "start_deadline_seconds", b"start_deadline_seconds", "storage", b"storage", "strategy", b"strategy", "uri", b"uri", "wake_deadline_seconds", b"wake_deadline_seconds", "warm_up_requests", b"warm_up_requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__storage: _TypeAlias = _typing.Literal["storage"]  # noqa: Y015
     _WhichOneofArgType__storage: _TypeAlias = _typing.Literal["_storage", b"_storage"]  # noqa: Y015
