@@ -74,7 +74,7 @@ type: setup-control ## Strict types
 	@$(BIN)/mypy -p relight.core -p relight.transfer -p relight.protos.convert -p relight.protos.client -p relight.protos.settings -p relight.agent -p relight.controller -p relight.gateway -p relight.plugin
 imports: setup-control ## Import directions of docs/architecture.md
 	@PYTHONPATH=src $(BIN)/lint-imports
-protos: setup-control ## Regenerate the code of protos/relight/v1
+protos: setup-control ## Regenerate the code of the .proto files
 	@$(BIN)/python scripts/gen_protos.py
 check-protos: setup-control ## Fail when generated code differs from the .proto files
 	@$(BIN)/python scripts/gen_protos.py --check

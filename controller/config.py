@@ -121,6 +121,8 @@ class ControllerConfig(Closed):
 
     kubernetes: KubernetesConfig | None = None
     """Absent: models come by REST and from this file, slots are whatever attaches."""
+    external_scaler: Listen | None = None
+    """Where KEDA asks how much is asked of models, by its external scaler protocol; absent: nowhere."""
     otlp_endpoint: Endpoint = ""
     """Where each finished start is sent as a trace; empty sends nothing."""
 

@@ -10,7 +10,7 @@ import asyncio
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from relight.controller.apply.adopt import adopt
 from relight.controller.apply.changes import build
@@ -52,8 +52,8 @@ class Hooks:
     seen: Callable[[Snapshot, tuple[Decision, ...]], None]
     started: Callable[[Timeline], None]
     broken: Callable[[str, str], None]
-    passed: Callable[[Snapshot, Plan], None] = lambda _snapshot, _made: None
-    """After each pass, with what it saw and planned: whoever keeps others in step with it."""
+    passed: list[Callable[[Snapshot, Plan], None]] = field(default_factory=list)
+    """After each pass, with what it saw and planned: all who keep others in step with it."""
     placed: Callable[[Placement], None] = lambda _: None
     """For each placement that was written."""
     leads: Callable[[], None] = lambda: None
@@ -169,7 +169,8 @@ class Reconciler:
         self.rings.update(self._lease.epoch, snapshot)
         self.hosts.update(snapshot)
         self._hooks.seen(snapshot, made.decisions)
-        self._hooks.passed(snapshot, made)
+        for tell in self._hooks.passed:
+            tell(snapshot, made)
         self._check(snapshot, made)
         await self._record(snapshot, made)
 

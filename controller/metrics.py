@@ -6,6 +6,7 @@ from collections import Counter as Tally
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from relight.controller.autoscale.signals import Metric, Reading, count_replicas
 from relight.controller.flight.timeline import Timeline, coverage
 from relight.core.invariants import NAMES
 from relight.core.records import Decision, HostState, Snapshot
@@ -28,6 +29,16 @@ class Metrics:
         self._slots = Gauge("relight_slots", "Slots by liveness", ["alive"], registry=self.registry)
         self._devices = Gauge("relight_devices", "Devices by health", ["kind", "healthy"], registry=self.registry)
         self._held = Gauge("relight_held_requests", "Requests held by gateways", model, registry=self.registry)
+        self._signals = {
+            metric: Gauge(f"relight_{metric}", told, model, registry=self.registry)
+            for metric, told in (
+                (Metric.DEMAND, "Requests held and in flight; absent while no gateway tells"),
+                (Metric.IN_FLIGHT, "Requests in flight; absent while no gateway tells"),
+                (Metric.TARGET, "Replicas that the load asks for, within bounds; absent while no gateway tells"),
+                (Metric.CURRENT, "Replicas awake or on their way"),
+                (Metric.RATIO, "Target replicas for each that is ready; absent while no gateway tells"),
+            )
+        }
         self._starts = Histogram(
             "relight_start_seconds",
             "Seconds from assignment to ready",
@@ -106,7 +117,8 @@ class Metrics:
     def seen(self, snapshot: Snapshot, decisions: tuple[Decision, ...]) -> None:
         """Takes in what a reconcile pass saw."""
         self.passes.inc()
-        for gauge in (self._desired, self._ready, self._instances, self._slots, self._devices, self._held):
+        shown = (self._desired, self._ready, self._instances, self._slots, self._devices, self._held)
+        for gauge in (*shown, *self._signals.values()):
             gauge.clear()
         for decision in decisions:
             self._desired.labels(decision.model).set(decision.replicas)
@@ -117,9 +129,14 @@ class Metrics:
             self._instances.labels(model, state).set(count)
             if state is State.READY:
                 self._ready.labels(model).set(count)
+        counts = count_replicas(snapshot)
         for view in snapshot.models:
             if view.demand is not None:
                 self._held.labels(view.spec.key).set(view.demand.held)
+            reading = Reading(view.spec, view.demand, counts.get(view.spec.key))
+            for metric, gauge in self._signals.items():
+                if (value := reading.value(metric)) is not None:
+                    gauge.labels(view.spec.key).set(value)
         for alive, count in Tally(slot.alive for slot in snapshot.slots).items():
             self._slots.labels(str(alive).lower()).set(count)
         devices = Tally((d.kind, d.healthy) for s in snapshot.slots for d in s.devices)

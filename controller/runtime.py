@@ -16,13 +16,14 @@ from relight.controller.accept import Accept
 from relight.controller.api.app import build
 from relight.controller.api.callers import Callers, callers_by_token
 from relight.controller.api.parts import OperationWaiters, Parts
+from relight.controller.autoscale.signals import Board
 from relight.controller.config import ControllerConfig, Listen
 from relight.controller.flight.push import Pusher
 from relight.controller.flight.timeline import Timeline
 from relight.controller.loop import LEASE_NAME, Hooks, Reconciler
 from relight.controller.metrics import Metrics
 from relight.controller.rpc.guard import agents_by_token
-from relight.controller.rpc.server import AgentCalls, serve
+from relight.controller.rpc.server import AgentCalls, serve, serve_scaler
 from relight.controller.state.catalog import Catalog
 from relight.controller.state.opening import lead, open_store
 from relight.core.clock import Clock
@@ -52,6 +53,8 @@ class Addresses:
 
     http: str
     grpc: str
+    external_scaler: str = ""
+    """Empty where there is none."""
 
 
 class Controller:
@@ -103,6 +106,8 @@ class Controller:
             epochs_below=cluster.epochs_below if cluster else math.inf,
         )
         opened.push_async_callback(self._release)
+        board = Board(self.reconciler.gateways.demand)
+        hooks.passed.append(board.passed)
         accept = Accept(self.catalog, self.reconciler, self._clock)
         front, admit = accept, agents_by_token(tokens)
         if cluster is not None:
@@ -115,6 +120,7 @@ class Controller:
         address = f"{config.grpc.host}:{config.grpc.port}"
         server, grpc_port = await serve(self.reconciler, self.catalog, admit, tokens, self._clock, address, tls)
         opened.push_async_callback(server.stop, 0.5)
+        scaler_address = await self._serve_scaler(opened, board)
         parts = Parts(
             catalog=self.catalog,
             reconciler=self.reconciler,
@@ -139,7 +145,16 @@ class Controller:
         for task in self._tasks:
             task.add_done_callback(lambda _: self._stopping.set())
         http_port = http_socket.getsockname()[1]
-        return Addresses(f"{config.http.host}:{http_port}", f"{config.grpc.host}:{grpc_port}")
+        return Addresses(f"{config.http.host}:{http_port}", f"{config.grpc.host}:{grpc_port}", scaler_address)
+
+    async def _serve_scaler(self, opened: AsyncExitStack, board: Board) -> str:
+        listen = self._config.external_scaler
+        if listen is None:
+            return ""
+        tls = listen.tls.files() if listen.tls else None
+        server, port = await serve_scaler(board, f"{listen.host}:{listen.port}", tls)
+        opened.push_async_callback(server.stop, 0.5)
+        return f"{listen.host}:{port}"
 
     def _holder(self) -> str:
         """As whom the lease is held: where something else says that no other leads, it is taken over at once."""

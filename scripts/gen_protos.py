@@ -1,4 +1,4 @@
-"""Regenerates the Python code of protos/relight/v1 in place; `--check` fails when it differs from the tree."""
+"""Regenerates the Python code of every .proto file in place; `--check` fails when it differs from the tree."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ PROTOS = ROOT / "protos"
 
 def generate(out: Path) -> list[Path]:
     """Writes the generated modules below `out` and returns their paths relative to it."""
-    sources = sorted(str(p.relative_to(PROTOS)) for p in PROTOS.glob("relight/v1/*.proto"))
+    sources = sorted(str(p.relative_to(PROTOS)) for p in PROTOS.rglob("*.proto"))
+    packages = sorted({str(Path(s).parent).replace("/", ".") for s in sources})
     include = str(files("grpc_tools") / "_proto")
     arguments = [
         "protoc",
@@ -36,13 +37,12 @@ def generate(out: Path) -> list[Path]:
     for path in made:
         # The generated code lives under relight.protos, not at the top of the path.
         text = (out / path).read_text()
-        text = re.sub(r"^from relight\.v1 import", "from relight.protos.relight.v1 import", text, flags=re.M)
-        text = re.sub(r"^import relight\.v1\.", "import relight.protos.relight.v1.", text, flags=re.M)
-        text = (
-            re.sub(r"(?<![\w.])relight\.v1\.(\w+_pb2)", r"relight.protos.relight.v1.\1", text)
-            if path.suffix == ".pyi"
-            else text
-        )
+        for package in packages:
+            name = re.escape(package)
+            text = re.sub(rf"^from {name} import", f"from relight.protos.{package} import", text, flags=re.M)
+            text = re.sub(rf"^import {name}\.", f"import relight.protos.{package}.", text, flags=re.M)
+            if path.suffix == ".pyi":
+                text = re.sub(rf"(?<![\w.]){name}\.(\w+_pb2)", rf"relight.protos.{package}.\1", text)
         (out / path).write_text(text)
     return made
 

@@ -73,7 +73,8 @@ class Cluster:
         operator = Operator(
             self._api, self._election, accept, accept.catalog, accept.reconciler, added, self._clock
         )  # fmt: skip
-        hooks.passed, hooks.placed, hooks.leads = operator.passed, operator.placed, self._election.require
+        hooks.passed.append(operator.passed)
+        hooks.placed, hooks.leads = operator.placed, self._election.require
         self._operator = operator
         # Before the first pass: a slot that stands nowhere would have its replicas taken away.
         await operator.open()

@@ -6,10 +6,12 @@ from collections.abc import AsyncGenerator
 
 import grpc
 
+from relight.controller.autoscale.signals import Board
 from relight.controller.loop import Reconciler
 from relight.controller.rpc.fleet import FleetService
 from relight.controller.rpc.guard import AdmitAgent
 from relight.controller.rpc.routing import RoutingService
+from relight.controller.rpc.scaler import ExternalScaler
 from relight.controller.state.catalog import Catalog
 from relight.core.auth import Tokens
 from relight.core.clock import Clock
@@ -18,6 +20,7 @@ from relight.core.records import CacheAnswer, CacheQuery
 from relight.core.tls import TlsFiles
 from relight.protos.client import open_channel
 from relight.protos.convert import from_proto, to_proto
+from relight.protos.externalscaler import externalscaler_pb2_grpc as services
 from relight.protos.relight.v1 import fleet_pb2, fleet_pb2_grpc, routing_pb2_grpc
 
 MAX_MESSAGE_BYTES = 16 << 20
@@ -52,17 +55,27 @@ async def serve(
 
     Agents attach as `admit` says, gateways by `tokens`.
     """
-    files = tls.read() if tls is not None else None
     server = grpc.aio.server(options=_OPTIONS)
     fleet_pb2_grpc.add_FleetServicer_to_server(FleetService(reconciler, catalog, admit, clock), server)  # type: ignore[no-untyped-call]
     routing_pb2_grpc.add_RoutingServicer_to_server(  # type: ignore[no-untyped-call]
         RoutingService(reconciler.gateways, reconciler.router, tokens), server
     )
+    return server, await _started(server, address, tls)
+
+
+async def serve_scaler(board: Board, address: str, tls: TlsFiles | None) -> tuple[grpc.aio.Server, int]:
+    """The same for KEDA, which sends no token: where there is TLS, its certificate says that it is KEDA."""
+    server = grpc.aio.server(options=_OPTIONS)
+    services.add_ExternalScalerServicer_to_server(ExternalScaler(board), server)  # type: ignore[no-untyped-call]
+    return server, await _started(server, address, tls)
+
+
+async def _started(server: grpc.aio.Server, address: str, tls: TlsFiles | None) -> int:
     try:
-        if files is None:
+        if tls is None:
             port = server.add_insecure_port(address)
         else:
-            certificate, private_key, authority = files
+            certificate, private_key, authority = tls.read()
             # Both ends show a certificate of the authority: a token alone opens nothing.
             pair = [(private_key, certificate)]
             credentials = grpc.ssl_server_credentials(pair, authority, require_client_auth=True)
@@ -70,7 +83,7 @@ async def serve(
     except RuntimeError as error:
         raise Unavailable(f"cannot listen on {address}: {error}") from error
     await server.start()
-    return server, port
+    return port
 
 
 _LARGE = (("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),)
