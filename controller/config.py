@@ -63,6 +63,21 @@ class ModelConfig(ModelBody):
         return self.spec(self.namespace, self.name)
 
 
+class ServingTls(Closed):
+    """PEM files of a server whose callers are told apart otherwise."""
+
+    certificate: Path
+    private_key: Path
+
+
+class MetricsListen(Closed):
+    """Where the API server finds external and custom metrics; TLS always, with a certificate for its Service's name."""
+
+    host: str = "127.0.0.1"
+    port: Port
+    tls: ServingTls
+
+
 class KubernetesConfig(Closed):
     """This controller keeps the resources and slot pods of a cluster, as one of several candidates."""
 
@@ -83,6 +98,8 @@ class KubernetesConfig(Closed):
     """Name of the Secret with `agent.json` and its certificates, in each pool's namespace."""
     serving_port: Annotated[int, Field(ge=1, le=65535)] = 8000
     """Where slot pods answer requests for the model that is awake there."""
+    metrics: MetricsListen | None = None
+    """Serves what HorizontalPodAutoscalers follow (docs/scaling.md); absent: nowhere."""
 
     @field_validator("namespace", "lease")
     @classmethod

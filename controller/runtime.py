@@ -112,8 +112,8 @@ class Controller:
         front, admit = accept, agents_by_token(tokens)
         if cluster is not None:
             admit = cluster.agents(self.reconciler.places)
-            front = await cluster.keep(accept, hooks)
             opened.push_async_callback(cluster.end)
+            front = await cluster.keep(accept, hooks, board)
         for model in config.models:
             await accept.make_known(model.record())
         tls = config.grpc.tls.files() if config.grpc.tls else None

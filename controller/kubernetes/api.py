@@ -98,12 +98,14 @@ class Api:
         """One object. Raises NotFound."""
         return await self._call("GET", kind.path(namespace, name, subresource))
 
-    async def list(self, kind: Kind, labels: str = "") -> tuple[list[Object], str]:
-        """All objects of all namespaces, and the version to watch from."""
+    async def list(
+        self, kind: Kind, labels: str = "", *, namespace: str = "", fields: str = ""
+    ) -> tuple[list[Object], str]:
+        """All objects, of all namespaces where none is named, and the version to watch from."""
         found: list[Object] = []
-        query = {"limit": "500", **({"labelSelector": labels} if labels else {})}
+        query = {"limit": "500", **_selected(labels, fields)}
         while True:
-            page = await self._call("GET", kind.path(), query)
+            page = await self._call("GET", kind.path(namespace), query)
             found += page.get("items") or []
             metadata = page.get("metadata", {})
             if not metadata.get("continue"):
@@ -149,17 +151,19 @@ class Api:
         except NotFound:
             return
 
-    async def watch(self, kind: Kind, version: str, labels: str = "") -> AsyncGenerator[Watched, None]:
+    async def watch(
+        self, kind: Kind, version: str, labels: str = "", *, namespace: str = "", fields: str = ""
+    ) -> AsyncGenerator[Watched, None]:
         """Events after `version`; ends when the server ends it. Raises Gone, Unavailable."""
         query = {
             "watch": "1",
             "resourceVersion": version,
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(WATCH_SECONDS),
-            **({"labelSelector": labels} if labels else {}),
+            **_selected(labels, fields),
         }
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_SECONDS, sock_read=WATCH_SECONDS + 30)
-        reply = await self._send("GET", kind.path(), query, None, "application/json", timeout)
+        reply = await self._send("GET", kind.path(namespace), query, None, "application/json", timeout)
         try:
             # Lines, and not chunks: an object may come in several.
             while line := await reply.content.readline():
@@ -223,6 +227,10 @@ class Api:
         except ValueError:
             status = {"message": text[:200]}
         raise _error(reply.status, status, f"{method} {path}", reply.headers.get("Retry-After"))
+
+
+def _selected(labels: str, fields: str) -> dict[str, str]:
+    return {name: text for name, text in (("labelSelector", labels), ("fieldSelector", fields)) if text}
 
 
 def _error(code: int, status: Any, what: str, retry_after: str | None = None) -> RelightError:

@@ -24,8 +24,18 @@ def key_of(found: Object) -> str:
 class Cache:
     """Objects of one kind by key. Until `synced` nothing may be concluded from an object's absence."""
 
-    def __init__(self, api: Api, kind: Kind, changed: Callable[[], None], labels: str = "") -> None:
+    def __init__(
+        self,
+        api: Api,
+        kind: Kind,
+        changed: Callable[[], None],
+        labels: str = "",
+        *,
+        namespace: str = "",
+        fields: str = "",
+    ) -> None:
         self._api, self.kind, self._changed, self._labels = api, kind, changed, labels
+        self._namespace, self._fields = namespace, fields
         self._objects: dict[str, Object] = {}
         self.synced = asyncio.Event()
 
@@ -48,7 +58,9 @@ class Cache:
             try:
                 if not version:
                     version = await self._list()
-                async for event in self._api.watch(self.kind, version, self._labels):
+                async for event in self._api.watch(
+                    self.kind, version, self._labels, namespace=self._namespace, fields=self._fields
+                ):
                     version = event.object["metadata"]["resourceVersion"]
                     backoff = FIRST_BACKOFF_SECONDS
                     self._take(event.type, event.object)
@@ -71,7 +83,9 @@ class Cache:
             backoff = min(2 * backoff, LAST_BACKOFF_SECONDS)
 
     async def _list(self) -> str:
-        items, version = await self._api.list(self.kind, self._labels)
+        items, version = await self._api.list(
+            self.kind, self._labels, namespace=self._namespace, fields=self._fields
+        )  # fmt: skip
         self._objects = {key_of(item): item for item in items}
         self.synced.set()
         self._changed()

@@ -6,11 +6,13 @@ import asyncio
 import socket
 
 from relight.controller.accept import Accept
+from relight.controller.autoscale.signals import Board
 from relight.controller.config import KubernetesConfig
 from relight.controller.kubernetes.api import Api
 from relight.controller.kubernetes.election import Election
 from relight.controller.kubernetes.front import ResourceFront
 from relight.controller.kubernetes.identity import ClusterCallers
+from relight.controller.kubernetes.metrics_server import MetricsServer
 from relight.controller.kubernetes.operator import Operator
 from relight.controller.kubernetes.pods import Added
 from relight.controller.kubernetes.reviews import Reviews
@@ -20,6 +22,9 @@ from relight.controller.observe.places import Places
 from relight.core.auth import Tokens
 from relight.core.clock import Clock
 from relight.core.ids import new_id
+from relight.core.logs import get_logger
+
+log = get_logger("controller.kubernetes")
 
 EPOCHS_PER_TURN = 1 << 20
 """How many epochs one leader may take, so that those of the next one are above whatever store it has."""
@@ -34,6 +39,7 @@ class Cluster:
         self._election = Election(api, config.namespace, config.lease, identity, clock, config.lease_seconds)
         self._reviews = Reviews(api, clock)
         self._operator: Operator | None = None
+        self._metrics: MetricsServer | None = None
 
     @classmethod
     async def open(cls, config: KubernetesConfig, clock: Clock) -> Cluster:
@@ -66,7 +72,7 @@ class Cluster:
         """Who knows the callers of the REST API."""
         return ClusterCallers(tokens, self._reviews)
 
-    async def keep(self, accept: Accept, hooks: Hooks) -> Accept:
+    async def keep(self, accept: Accept, hooks: Hooks, board: Board) -> Accept:
         """Fills the caches and lets the operator hear of each pass. Returns what REST writes go through."""
         config = self._config
         added = Added(config.agent_image, config.controller_address, config.agent_secret, config.serving_port)
@@ -78,19 +84,26 @@ class Cluster:
         self._operator = operator
         # Before the first pass: a slot that stands nowhere would have its replicas taken away.
         await operator.open()
+        if config.metrics is not None:
+            self._metrics = MetricsServer(config.metrics, self._api, self._reviews, board, self._clock)
+            log.info("metrics.ready", address=await self._metrics.open())
         return ResourceFront(accept.catalog, accept.reconciler, accept.clock, self._api)
 
     def tasks(self) -> tuple[asyncio.Task[None], ...]:
         """What runs while this controller leads; the end of one is the end of its turn."""
         if self._operator is None:
             return ()
+        metrics = [asyncio.create_task(self._metrics.run(), name="metrics")] if self._metrics else []
         return (
             asyncio.create_task(self._operator.run(), name="operator"),
             asyncio.create_task(self._election.keep(), name="election"),
+            *metrics,
         )
 
     async def end(self) -> None:
         """Lets another lead at once, and stops watching."""
         await self._election.release()
+        if self._metrics is not None:
+            await self._metrics.close()
         if self._operator is not None:
             await self._operator.close()

@@ -12,7 +12,7 @@ from tests.kubernetes.plane import ControlPlane, PlaneError, User
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(120)]
 
 Rights = set[tuple[str, str]]
-"""(resource, verb), the resource as `plural.group`; or (path, verb)."""
+"""(resource, verb), the resource as `plural.group`, followed by the one name it is of, if of one; or (path, verb)."""
 FILE = ROOT / "deploy" / "kubernetes" / "rbac.yaml"
 OBJECTS = [o for o in yaml.safe_load_all(FILE.read_text()) if o]
 TENANT, ELSEWHERE = "roles-tenant", "roles-elsewhere"
@@ -50,8 +50,8 @@ def listed(plane: ControlPlane, user: User, namespace: str) -> Rights:
         what, *lists = (part.strip("[] ") for part in line.replace("]", "]|").split("|")[:-1])
         resource, _, paths = what.partition("[")
         names, verbs = lists
-        assert not names, line
-        found |= {(name, verb) for name in (resource.strip(), *paths.split()) if name for verb in verbs.split()}
+        plural = " ".join(filter(None, (resource.strip(), names)))
+        found |= {(name, verb) for name in (plural, *paths.split()) if name for verb in verbs.split()}
     return found
 
 
@@ -79,7 +79,7 @@ def _role(plane: ControlPlane, binding: dict) -> dict:
 
 def _rights(role: dict) -> Rights:
     return {
-        (f"{resource}.{group}" if group and "/" not in resource else _sub(resource, group), verb)
+        (" ".join(filter(None, (_sub(resource, group), *rule.get("resourceNames", ())))), verb)
         for rule in role["rules"]
         for group in rule.get("apiGroups", ())
         for resource in rule.get("resources", ())

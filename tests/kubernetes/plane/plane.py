@@ -256,7 +256,7 @@ class ControlPlane:
         return found
 
     def _holds(self, path: str, condition: str) -> bool:
-        conditions = self.get(path).get("status", {}).get("conditions", [])
+        conditions = self.get(path).get("status", {}).get("conditions") or []
         return any(c["type"] == condition and c["status"] == "True" for c in conditions)
 
     def kubectl(self, *words: str, user: User | None = None, stdin: str = "") -> str:
@@ -326,6 +326,9 @@ class ControlPlane:
         self.apply(yaml.safe_dump_all([backend, api]))
         path = f"/apis/apiregistration.k8s.io/v1/apiservices/{version}.{group}"
         wait_for(partial(self._holds, path, "Available"), f"{version}.{group} to be available", START_SECONDS)
+        # Its proxy learns of that a little later than its status says so.
+        reached = partial(_answers, f"{self.server}/apis/{group}/{version}", verify=self.admin)
+        wait_for(reached, f"{version}.{group} to be reached", START_SECONDS)
 
     def hollow_node(
         self, name: str, labels: Mapping[str, str] | None = None, capacity: Mapping[str, int] | None = None
