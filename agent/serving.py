@@ -7,19 +7,20 @@ Only what serves is let through: an engine's own controls are the agent's alone.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
 import uvicorn
 from starlette.applications import Starlette
-from starlette.background import BackgroundTask
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from relight.agent.member import Member
 from relight.core.errors import Unavailable
@@ -116,9 +117,42 @@ class Serving:
             return _refused(f"{member.instance} does not answer")
         passed = {k: v for k, v in reply.headers.items() if k.lower() not in _HOP}
         passed[INCARNATION] = str(member.incarnation)
-        return StreamingResponse(
-            _pieces(reply), status_code=reply.status_code, headers=passed, background=BackgroundTask(reply.aclose)
-        )
+        return _Relayed(reply, passed)
+
+
+class _Relayed(Response):
+    """An engine's answer as it comes. A client that hangs up ends its request at the engine too."""
+
+    def __init__(self, reply: httpx.Response, headers: dict[str, str]) -> None:
+        self._reply = reply
+        self.status_code, self.background = reply.status_code, None
+        self.init_headers(headers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        relaying = asyncio.create_task(self._relay(send))
+        hung_up = asyncio.create_task(_disconnected(receive))
+        try:
+            await asyncio.wait((relaying, hung_up), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (relaying, hung_up):
+                task.cancel()
+            await asyncio.gather(relaying, hung_up, return_exceptions=True)
+            await self._reply.aclose()
+        if not relaying.cancelled() and (error := relaying.exception()) is not None:
+            # The connection is cut: a client must not take what came so far for the whole.
+            raise error
+
+    async def _relay(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        # As they came, encoded or not: nothing here looks into an answer.
+        async for piece in self._reply.aiter_raw():
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 class _Server(uvicorn.Server):
@@ -127,12 +161,6 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-async def _pieces(reply: httpx.Response) -> AsyncIterator[bytes]:
-    # As they came, encoded or not: nothing here looks into an answer.
-    async for piece in reply.aiter_raw():
-        yield piece
 
 
 async def _whole(request: Request) -> bytes | None:

@@ -90,7 +90,8 @@ async def test_a_client_that_hangs_up_ends_its_request_at_the_engine(serving: tu
     await slot.until("i-a", State.READY)
     async with client(port) as asked:
         async with asked.stream("POST", "/v1/completions", json={**ASK, "max_tokens": 4000, "stream": True}) as reply:
-            await anext(reply.aiter_lines())
+            lines = reply.aiter_lines()
+            await anext(lines)
             await slot.until("i-a", State.READY, lambda i: i.requests_running == 1)
             seen = len(slot.fleet.reports)
         await slot.until("i-a", State.READY, lambda i: i.requests_running == 0, since=seen)
