@@ -16,6 +16,7 @@ from relight.controller.accept import Accept
 from relight.controller.api.app import build
 from relight.controller.api.callers import Callers, callers_by_token
 from relight.controller.api.parts import OperationWaiters, Parts
+from relight.controller.autoscale.driver import Autoscaler
 from relight.controller.autoscale.signals import Board
 from relight.controller.config import ControllerConfig, Listen
 from relight.controller.flight.push import Pusher
@@ -109,11 +110,14 @@ class Controller:
         board = Board(self.reconciler.gateways.demand)
         hooks.passed.append(board.passed)
         accept = Accept(self.catalog, self.reconciler, self._clock)
-        front, admit = accept, agents_by_token(tokens)
+        front = numbers = accept
+        admit = agents_by_token(tokens)
         if cluster is not None:
             admit = cluster.agents(self.reconciler.places)
             opened.push_async_callback(cluster.end)
-            front = await cluster.keep(accept, hooks, board)
+            front, numbers = await cluster.keep(accept, hooks, board)
+        autoscaler = Autoscaler(self.reconciler, self.catalog, numbers, self._clock)
+        hooks.passed.append(autoscaler.passed)
         for model in config.models:
             await accept.make_known(model.record())
         tls = config.grpc.tls.files() if config.grpc.tls else None
@@ -127,6 +131,7 @@ class Controller:
             accept=front,
             agents=AgentCalls(config.agent_token, tls),
             metrics=metrics,
+            autoscaler=autoscaler,
             clock=self._clock,
             operations_changed=OperationWaiters(self.catalog),
             event_stream_seconds=config.event_stream_seconds,
@@ -136,6 +141,7 @@ class Controller:
             asyncio.create_task(http.serve(sockets=[http_socket]), name="http"),
             asyncio.create_task(self.reconciler.run(), name="loop"),
             asyncio.create_task(self._keep_lease(), name="lease"),
+            asyncio.create_task(autoscaler.run(), name="autoscaler"),
             *(cluster.tasks() if cluster else ()),
         ]
         if pusher is not None:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from relight.controller.api.callers import Anybody, Caller, needs
 from relight.controller.api.parts import ModelName, Namespace, Parts, Running
 from relight.controller.api.problems import AsciiJson, documented
-from relight.controller.api.schemas import Cursor, Limit, ModelOut, Page, ScaleBody, paginate
+from relight.controller.api.schemas import AutoscalerOut, Cursor, Limit, ModelOut, Page, ScaleBody, paginate
 from relight.controller.specs import ModelBody
 from relight.controller.state.base import ABSENT
 from relight.core.auth import Identity
@@ -138,6 +138,17 @@ async def delete_model(
 ) -> None:
     """Deletes a model; its instances are drained, then ended."""
     await parts.accept.delete_model(f"{namespace}/{name}", _precondition(if_match))
+
+
+@router.get("/{name}/autoscaler", responses=documented(404, 422), response_model=AutoscalerOut)
+async def get_autoscaler(namespace: Namespace, name: ModelName, identity: Reader, parts: Running) -> Response:
+    """What the built-in autoscaler decided of a model of late, and why; the newest first."""
+    key = f"{namespace}/{name}"
+    stored = parts.catalog.models.get(key)
+    if stored is None:
+        raise NotFound(f"there is no model {key}")
+    entries = [asdict(entry) for entry in reversed(parts.autoscaler.logs.get(key, ()))]
+    return AsciiJson({"enabled": stored.record.spec.autoscaler.enabled, "decisions": entries})
 
 
 @router.put(

@@ -10,6 +10,7 @@ from typing import Annotated, cast
 from fastapi import Depends, Path, Request
 
 from relight.controller.accept import Accept
+from relight.controller.autoscale.driver import Autoscaler
 from relight.controller.loop import Reconciler
 from relight.controller.metrics import Metrics
 from relight.controller.rpc.server import AgentCalls
@@ -58,6 +59,7 @@ class Parts:
     accept: Accept
     agents: AgentCalls
     metrics: Metrics
+    autoscaler: Autoscaler
     clock: Clock
     operations_changed: OperationWaiters
     event_stream_seconds: float

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Generic, TypeVar
 from fastapi import Query
 from pydantic import BaseModel, ConfigDict, Field
 
+from relight.controller.autoscale.driver import Entry
 from relight.controller.specs import Count, Rungs
 from relight.core.fingerprint import Fingerprint
 from relight.core.records import (
@@ -80,6 +81,13 @@ class ModelOut(BaseModel):
     coming: int
     dormant: int
     demand: Demand | None
+
+
+class AutoscalerOut(BaseModel):
+    """Whether the built-in autoscaler writes a model's number, and its last decisions, the newest first."""
+
+    enabled: bool
+    decisions: list[Entry]
 
 
 class MemberOut(BaseModel):

@@ -229,6 +229,22 @@ def plan(
         typer.echo("nothing would change")
 
 
+@app.command(epilog="Example: relight autoscaler smollm2")
+def autoscaler(
+    model: Model,
+    state: State = None,
+    server: Server = None,
+    namespace: Namespaced = "default",
+    output: Shown = Output.TABLE,
+) -> None:
+    """Say what the built-in autoscaler decided of a model of late, and why."""
+    found = connected(server, state).call("GET", f"/api/v1/namespaces/{namespace}/models/{model}/autoscaler")
+    if output is Output.TABLE:
+        told.decisions(found, model)
+    else:
+        render.emit(found, output)
+
+
 @app.command(epilog="Example: relight watch --since 120")
 def watch(
     state: State = None,

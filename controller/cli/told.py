@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from relight.controller.cli.client import Client
-from relight.controller.cli.render import cached, console, emit
+from relight.controller.cli.render import cached, console, emit, when
 from relight.core.errors import NotFound
 
 
@@ -69,3 +69,24 @@ def comparison(told: dict[str, Any]) -> None:
 
 def _line(text: str) -> None:
     console.print(text, highlight=False, markup=False)
+
+
+def decisions(told: dict[str, Any], model: str) -> None:
+    """What the built-in autoscaler decided, the newest first."""
+    if not told["enabled"]:
+        _line(
+            f"the built-in autoscaler does not write the number of {model}: `autoscaler.enabled` of its specification"
+        )
+        return
+    if not told["decisions"]:
+        _line(f"nothing was decided of {model} yet")
+        return
+    for each in told["decisions"]:
+        each["time"] = when(each["at"])
+        each["why"] = f"{each['reason']}; not written: {each['error']}" if each["error"] else each["reason"]
+    columns = [
+        ("TIME", "time"), ("ACTION", "action"), ("FROM", "written"), ("TO", "number"), ("TARGET", "target"),
+        ("HELD", "held"), ("IN FLIGHT", "in_flight"), ("READY", "ready"), ("COMING", "coming"),
+        ("OVERDUE", "overdue"), ("WHY", "why"),
+    ]  # fmt: skip
+    emit(told["decisions"], "table", columns)

@@ -46,11 +46,11 @@ def next_idle_at(snapshot: Snapshot) -> float | None:
     """The wall time at which idleness alone may change a decision; None when it cannot."""
     times = []
     for view in snapshot.models:
-        idle = view.spec.scale_to_zero.idle_seconds
-        if idle is None or view.demand is None or view.idled_at is not None:
+        seconds = view.spec.scale_to_zero.idle_seconds
+        if seconds is None or view.demand is None or view.idled_at is not None:
             continue
         if view.spec.replicas > 0 or view.activated_at is not None:
-            at = _active_until(view, view.demand, idle)
+            at = _active_until(view, view.demand, seconds)
             if math.isfinite(at) and at > snapshot.now:
                 times.append(at)
     return min(times, default=None)
@@ -80,11 +80,12 @@ def _busy(demand: Demand) -> bool:
     return demand.held > 0 or demand.in_flight > 0
 
 
-def _idle(view: ModelView, demand: Demand, now: float) -> bool:
-    idle = view.spec.scale_to_zero.idle_seconds
+def idle(view: ModelView, demand: Demand, now: float) -> bool:
+    """Whether nobody has asked for so long that the last replica may go."""
+    seconds = view.spec.scale_to_zero.idle_seconds
     if view.spec.min_replicas > 0:
         return False
-    return idle is not None and not _busy(demand) and _active_until(view, demand, idle) <= now
+    return seconds is not None and not _busy(demand) and _active_until(view, demand, seconds) <= now
 
 
 def _decide(view: ModelView, snapshot: Snapshot, awake: int, dormant: int, asleep: int) -> Decision:
@@ -104,7 +105,7 @@ def _decide(view: ModelView, snapshot: Snapshot, awake: int, dormant: int, aslee
             replicas, reason = 0, "idle at zero; the demand is missing, so it stays as it is"
         elif spec.scale_to_zero.idle_seconds is not None:
             reason += "; the demand is missing, which never scales down"
-    elif _idle(view, demand, snapshot.now):
+    elif idle(view, demand, snapshot.now):
         replicas = 0
         reason = f"no request for {spec.scale_to_zero.idle_seconds:g} s, the idle time to zero"
     guardians = max(0, spec.guardians.replicas)
@@ -127,6 +128,6 @@ def _floor(view: ModelView, now: float, reason: str) -> tuple[int, str]:
         return 0, reason
     if demand.held > 0:
         return 1, f"raised to 1 by {demand.held} held requests"
-    if view.activated_at is not None and not _idle(view, demand, now):
+    if view.activated_at is not None and not idle(view, demand, now):
         return 1, "kept at 1 by the requests since it was activated"
     return 0, reason

@@ -17,6 +17,7 @@ from relight.controller.kubernetes.operator import Operator
 from relight.controller.kubernetes.pods import Added
 from relight.controller.kubernetes.reviews import Reviews
 from relight.controller.kubernetes.slot_identity import PodAgents
+from relight.controller.kubernetes.writers import AUTOSCALER_MANAGER, REST_MANAGER
 from relight.controller.loop import Hooks
 from relight.controller.observe.places import Places
 from relight.core.auth import Tokens
@@ -72,8 +73,9 @@ class Cluster:
         """Who knows the callers of the REST API."""
         return ClusterCallers(tokens, self._reviews)
 
-    async def keep(self, accept: Accept, hooks: Hooks, board: Board) -> Accept:
-        """Fills the caches and lets the operator hear of each pass. Returns what REST writes go through."""
+    async def keep(self, accept: Accept, hooks: Hooks, board: Board) -> tuple[Accept, Accept]:
+        """Fills the caches and lets the operator hear of each pass. Returns what the writes of REST and those of the
+        autoscaler go through."""
         config = self._config
         added = Added(config.agent_image, config.controller_address, config.agent_secret, config.serving_port)
         operator = Operator(
@@ -87,7 +89,8 @@ class Cluster:
         if config.metrics is not None:
             self._metrics = MetricsServer(config.metrics, self._api, self._reviews, board, self._clock)
             log.info("metrics.ready", address=await self._metrics.open())
-        return ResourceFront(accept.catalog, accept.reconciler, accept.clock, self._api)
+        parts = (accept.catalog, accept.reconciler, accept.clock, self._api, self._election.require)
+        return ResourceFront(*parts, REST_MANAGER), ResourceFront(*parts, AUTOSCALER_MANAGER)
 
     def tasks(self) -> tuple[asyncio.Task[None], ...]:
         """What runs while this controller leads; the end of one is the end of its turn."""

@@ -8,16 +8,19 @@ from dataclasses import dataclass
 from relight.controller.accept import Accept
 from relight.controller.kubernetes.api import Api
 from relight.controller.kubernetes.resources import MODEL_DEPLOYMENT
-from relight.controller.kubernetes.writers import REST_MANAGER
 from relight.core.errors import Conflict
 from relight.core.records import ModelSpec, Operation, ScaleRequest
 
 
 @dataclass(slots=True)
 class ResourceFront(Accept):
-    """As Accept, for people: numbers are written to the ModelDeployment first, and all else is refused."""
+    """As Accept: numbers are written to the ModelDeployment first, and all else is refused."""
 
     api: Api
+    leads: Callable[[], None]
+    """Raises Fenced when another controller may lead by now: its numbers are then not overwritten."""
+    manager: str
+    """As whom: the field manager."""
 
     async def put_model(self, spec: ModelSpec, precondition: Callable[[int], bool]) -> tuple[int, bool]:
         """Raises Conflict: the resource is the truth."""
@@ -32,7 +35,8 @@ class ResourceFront(Accept):
         """Writes the number to the resource under a field manager of its own, then as Accept does."""
         self.preview(request)
         namespace, _, name = request.model.partition("/")
+        self.leads()
         body = {"spec": {"replicas": request.replicas}}
-        await self.api.patch(MODEL_DEPLOYMENT, namespace, name, body, subresource="scale", manager=REST_MANAGER)
+        await self.api.patch(MODEL_DEPLOYMENT, namespace, name, body, subresource="scale", manager=self.manager)
         # Not super(): a dataclass with slots is a class made anew, which a bare super() does not know.
         return await Accept.scale(self, request)

@@ -365,6 +365,18 @@ class FakeGateway:
         return self.table
 
 
+async def relight(running, *words):
+    """What the command line answers: (status, stdout, stderr)."""
+    env = {**os.environ, "RELIGHT_SERVER": running.base, "RELIGHT_TOKEN": TOKENS["viewer"], "COLUMNS": "200"}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "relight.controller.cli", *words, env=env,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    async with asyncio.timeout(DEADLINE):
+        out, err = await process.communicate()
+    return process.returncode, out.decode(), err.decode()
+
+
 def as_config(directory: Path, **changes) -> Path:
     path = directory / "controller.json"
     path.write_text(json.dumps(configuration(directory, **changes)))

@@ -2,24 +2,10 @@
 
 import asyncio
 import json
-import os
-import sys
 
 from relight.core.records import Failure, Mode
 from relight.core.states import State
-from support.controlplane import DEADLINE, TOKENS, FakeAgent, FakeGateway, Running, model, settled
-
-
-async def relight(running, *words):
-    """What the command answers: (status, stdout, stderr)."""
-    env = {**os.environ, "RELIGHT_SERVER": running.base, "RELIGHT_TOKEN": TOKENS["viewer"], "COLUMNS": "200"}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "relight.controller.cli", *words, env=env,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    async with asyncio.timeout(DEADLINE):
-        out, err = await process.communicate()
-    return process.returncode, out.decode(), err.decode()
+from support.controlplane import DEADLINE, FakeAgent, FakeGateway, Running, model, relight, settled
 
 
 async def get(running, path):
