@@ -58,6 +58,7 @@ class StubEngine:
         self._prompts: Counts[int] = Counts()
         self._warm_ups: list[int] = []
         self._kept: mmap.mmap | None = None
+        self._places = asyncio.Semaphore(settings.at_once or 1 << 30)
         self._progress_at = clock.monotonic()
         self.counts = {"started": 0, "finished": 0, "aborted": 0, "running": 0, "asleep": 0, "generation": 0}
 
@@ -105,14 +106,15 @@ class StubEngine:
         self.counts["running"] += 1
         done = False
         try:
-            hang = self._settings.hang_after
-            if hang is not None and self.counts["finished"] >= hang:
-                await asyncio.Event().wait()
-            for index in range(count):
-                if self._settings.token_delay:
-                    await asyncio.sleep(self._settings.token_delay)
-                self._progress_at = self._clock.monotonic()
-                yield token(prompt, self._content, index)
+            async with self._places:
+                hang = self._settings.hang_after
+                if hang is not None and self.counts["finished"] >= hang:
+                    await asyncio.Event().wait()
+                for index in range(count):
+                    if self._settings.token_delay:
+                        await asyncio.sleep(self._settings.token_delay)
+                    self._progress_at = self._clock.monotonic()
+                    yield token(prompt, self._content, index)
             done = True
         finally:
             self.counts["running"] -= 1

@@ -32,6 +32,8 @@ class StubSettings:
     stall_seconds: float = 0.5
     """How long running requests may make no progress before the engine counts as hung."""
     token_delay: float = 0.0
+    at_once: int = 0
+    """So many completions run at once, the others wait; 0 for all."""
     fail_first: int = 0
     """So many completions answer 500 before their first byte."""
     cut_after: int | None = None

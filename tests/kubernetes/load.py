@@ -37,8 +37,8 @@ class Load:
 
 
 @asynccontextmanager
-async def load(cluster: Cluster, model: str = "m") -> AsyncIterator[Load]:
-    """A gateway and clients that ask until the block is left; then none of their requests may be lost."""
+async def front_door(cluster: Cluster, model: str = "m") -> AsyncIterator[str]:
+    """The URL of a gateway that is there while the block is, and knows the model."""
     directory = cluster.root / "gateway"
     directory.mkdir(exist_ok=True)
     path = directory / "gateway.json"
@@ -55,18 +55,28 @@ async def load(cluster: Cluster, model: str = "m") -> AsyncIterator[Load]:
         )  # fmt: skip
     assert process.stdout is not None
     line = (await asyncio.wait_for(process.stdout.readline(), 20)).decode()
-    found = Load(line.split()[-1])
+    url = line.split()[-1]
+    try:
+        async with httpx.AsyncClient(timeout=20, trust_env=False) as client:
+            # As a pod's readiness probe waits before clients are sent to it.
+            await cluster.until(lambda: _routes(client, url, model), "the gateway to know the model")
+        yield url
+    finally:
+        await end(process)
+
+
+@asynccontextmanager
+async def load(cluster: Cluster, model: str = "m") -> AsyncIterator[Load]:
+    """A gateway and clients that ask until the block is left; then none of their requests may be lost."""
     over = asyncio.Event()
-    async with httpx.AsyncClient(timeout=90, trust_env=False) as client:
-        # As a pod's readiness probe waits before clients are sent to it.
-        await cluster.until(lambda: _routes(client, found.url, model), "the gateway to know the model")
+    async with front_door(cluster, model) as url, httpx.AsyncClient(timeout=90, trust_env=False) as client:
+        found = Load(url)
         clients = [asyncio.create_task(_ask(client, found, model, over)) for _ in range(CLIENTS)]
         try:
             yield found
         finally:
             over.set()
             await asyncio.gather(*clients)
-            await end(process)
     COUNTS.update(requests_sent=found.sent, requests_lost=len(found.lost))
     assert not found.lost, found.lost[:5]
 

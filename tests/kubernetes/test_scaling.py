@@ -31,8 +31,9 @@ HPA = Kind("autoscaling", "v2beta2", "horizontalpodautoscalers", "HorizontalPodA
 async def serving(cluster: Cluster, plane: ControlPlane) -> Cluster:
     """A cluster whose controller serves metrics, made known to the API server; no model yet."""
     certificate = plane.server_certificate(SERVICE, SYSTEM)
-    (port,) = free_ports(1)
+    port, scaler = free_ports(2)
     controller = ControllerProcess(cluster, "one")
+    controller.config["external_scaler"] = {"port": scaler}
     files = {"certificate": str(certificate.certificate), "private_key": str(certificate.private_key)}
     controller.config["kubernetes"]["metrics"] = {"port": port, "tls": files}
     cluster.controllers.append(controller)
