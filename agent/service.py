@@ -6,6 +6,7 @@ import asyncio
 import platform
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
@@ -111,7 +112,7 @@ class Agent:
         _log.info("agent.begun", slot=self._config.slot, agent=self._me.agent, address=self._me.address)
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._link.keep(transitions.reattached))
+                group.create_task(self._link.keep(partial(transitions.reattached, beside=own.supervisor_beside)))
                 group.create_task(self._fleet.run())
                 group.create_task(self._zygotes.keep())
                 group.create_task(self._copies.keep())

@@ -298,12 +298,18 @@ class Transitions:
         self._tools.attach(member)
         _log.info("instance.adopted", instance=member.instance, pid=member.pid, state=member.state)
 
-    def reattached(self, running: tuple[Running, ...]) -> None:
-        """After the supervisor's restart: whoever it does not know any more is dead."""
+    def reattached(self, running: tuple[Running, ...], *, beside: bool = False) -> None:
+        """After the supervisor's restart: whoever it does not know any more is dead.
+
+        `beside`: it is the first process of a container, whose end is that of all that runs there.
+        """
         alive = {r.instance for r in running}
+        why = "the engine ended while no supervisor watched"
+        if beside and not alive:
+            why = "the engine's container was killed, and all that ran in it"
         for member in self.members.values():
             if member.pid and member.instance not in alive and member.state not in _NO_PROCESS:
-                self._bury(member, "the engine ended while no supervisor watched")
+                self._bury(member, why)
 
     async def close(self) -> None:
         """Stops acting; engines run on and are adopted by the next agent."""

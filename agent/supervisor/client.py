@@ -32,10 +32,13 @@ class Exit:
     start_time: int
     code: int | None
     killed: tuple[int, ...]
+    out_of_memory: bool = False
 
     @property
     def reason(self) -> str:
         """In words for people."""
+        if self.out_of_memory:
+            return "the engine was killed by the kernel: its container, or the machine, is out of memory"
         if self.code is None:
             return "the engine's process ended"
         if self.code < 0:
@@ -93,7 +96,7 @@ class SupervisorClient:
                     self._on_exit(
                         Exit(
                             message["instance"], message["pid"], message["start_time"], message["code"],
-                            tuple(message["killed"]),
+                            tuple(message["killed"]), message.get("out_of_memory", False),
                         )
                     )  # fmt: skip
                 else:

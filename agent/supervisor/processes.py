@@ -18,6 +18,7 @@ from typing import Any
 
 from relight.agent.linelog import LineLog
 from relight.agent.procfs import INSTANCE, OWNER, Procfs
+from relight.agent.supervisor.memory import oom_kills
 from relight.core.clock import Clock
 from relight.core.errors import Conflict, FieldError, InvalidInput, NotFound
 from relight.core.logs import get_logger
@@ -46,6 +47,10 @@ class Main:
     code: int | None = None
     deadline: float | None = None
     killed: set[int] = field(default_factory=set)
+    oom_kills: int | None = None
+    """The container's counter when this one began."""
+    out_of_memory: bool = False
+    """It was killed, and the kernel had killed for want of memory meanwhile."""
 
 
 class Processes:
@@ -118,6 +123,7 @@ class Processes:
         return main
 
     def _own(self, main: Main) -> None:
+        main.oom_kills = oom_kills()
         self._mains[main.instance] = main
         self._journal.append(
             {
@@ -190,6 +196,9 @@ class Processes:
     def _gone(self, main: Main) -> None:
         del self._mains[main.instance]
         self._journal.append({"gone": main.instance})
+        now = oom_kills()
+        if main.code in (None, -signal.SIGKILL) and main.deadline is None and now is not None:
+            main.out_of_memory = main.oom_kills is not None and now > main.oom_kills
         main.killed.discard(main.pid)
         killed = sorted(main.killed)
         _log.info("process.gone", instance=main.instance, pid=main.pid, code=main.code, killed=killed)

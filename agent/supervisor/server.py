@@ -116,7 +116,7 @@ class Server:
         self._unwatch(main)
         event = {
             "event": "exit", "instance": main.instance, "pid": main.pid, "start_time": main.start_time,
-            "code": main.code, "killed": sorted(main.killed),
+            "code": main.code, "killed": sorted(main.killed), "out_of_memory": main.out_of_memory,
         }  # fmt: skip
         for peer in list(self._peers.values()):
             if peer.greeted:
