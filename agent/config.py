@@ -92,8 +92,9 @@ class AgentConfig(Attached):
     """Cards that weights are read and served by between hosts: all that the kernel shows, none, or these."""
     source_rate: Annotated[int, Field(ge=1)] | None = None
     """Bytes per second that receivers together may read from one engine; without it, all that goes."""
-    devices: Annotated[tuple[CpuDevice, ...], Field(min_length=1)]
-    engines: dict[str, dict[str, Any]]
+    devices: tuple[CpuDevice, ...] = ()
+    """None on a node that runs no engine, and keeps copies of weights and a part of the compile cache for others."""
+    engines: Annotated[dict[str, dict[str, Any]], Field(default_factory=dict)]
     """Engine name -> the driver's settings."""
     compile_cache: CompileCacheConfig = CompileCacheConfig()
     host_tier: HostTierConfig = HostTierConfig()
@@ -120,6 +121,8 @@ class AgentConfig(Attached):
 
     @model_validator(mode="after")
     def _secured(self) -> AgentConfig:
+        if bool(self.devices) != bool(self.engines):
+            raise ValueError("devices and engines go together: give both, or neither for a node without engines")
         if self.data_tls and self.tls is None:
             raise ValueError("data_tls needs tls: its certificates are those that weights travel under")
         return self

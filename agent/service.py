@@ -137,7 +137,7 @@ class Agent:
     def _look_at_rails(self) -> Rails:
         # What a card moves is not encrypted: where that is asked for, nobody expects RDMA.
         names = () if self._config.data_tls else self._config.cards()
-        return look(names, max(d.memory_bytes for d in self._config.devices))
+        return look(names, max((d.memory_bytes for d in self._config.devices), default=0))
 
     def _open_cache(self) -> CacheService | None:
         settings = self._config.cache_settings()

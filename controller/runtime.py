@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from relight.controller.accept import Accept
 from relight.controller.api.app import build
-from relight.controller.api.callers import Callers, callers_by_token
+from relight.controller.api.callers import callers_by_token
 from relight.controller.api.parts import OperationWaiters, Parts
+from relight.controller.api.standby import standby
 from relight.controller.autoscale.driver import Autoscaler
 from relight.controller.autoscale.signals import Board
 from relight.controller.config import ControllerConfig, Listen
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
     from relight.controller.kubernetes.cluster import Cluster
 
 LEASE_SECONDS = 15.0
+AGENT_NAME = "relight-agent"
+"""What the certificate of agents in pods is for: nobody knows a pod's address when it is made."""
 
 log = get_logger("controller")
 
@@ -129,14 +133,15 @@ class Controller:
             catalog=self.catalog,
             reconciler=self.reconciler,
             accept=front,
-            agents=AgentCalls(config.agent_token, tls),
+            agents=AgentCalls(config.agent_token, tls, AGENT_NAME if cluster else ""),
             metrics=metrics,
             autoscaler=autoscaler,
             clock=self._clock,
             operations_changed=OperationWaiters(self.catalog),
             event_stream_seconds=config.event_stream_seconds,
         )
-        http = self._http_server(parts, cluster.callers(tokens) if cluster else callers_by_token(tokens))
+        callers = cluster.callers(tokens) if cluster else callers_by_token(tokens)
+        http = self._http_server(build(parts, callers))
         self._tasks = [
             asyncio.create_task(http.serve(sockets=[http_socket]), name="http"),
             asyncio.create_task(self.reconciler.run(), name="loop"),
@@ -180,14 +185,21 @@ class Controller:
 
         cluster = await Cluster.open(self._config.kubernetes, self._clock)
         opened.push_async_callback(cluster.close)
-        await cluster.lead()
+        server = self._http_server(standby)
+        waiting = asyncio.create_task(server.serve(sockets=[_bind(self._config.http)]), name="standby")
+        try:
+            await cluster.lead()
+        finally:
+            server.should_exit = True
+            await asyncio.wait({waiting}, timeout=self._config.shutdown_grace_seconds)
+            await _cancelled(waiting)
         return cluster
 
-    def _http_server(self, parts: Parts, callers: Callers) -> uvicorn.Server:
+    def _http_server(self, app: ASGIApp) -> uvicorn.Server:
         tls = self._config.http.tls
         return _Server(
             uvicorn.Config(
-                build(parts, callers),
+                app,
                 log_config=None,
                 access_log=False,
                 lifespan="off",

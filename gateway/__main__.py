@@ -87,9 +87,10 @@ def main() -> int:
     """Exit status 0 after SIGTERM, 2 for a bad configuration or an address that cannot be had."""
     parser = argparse.ArgumentParser(prog="relight-gateway", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="JSON file, see docs/configuration")
+    parser.add_argument("--name", help="unique among the gateways of one controller; instead of the file's")
     arguments = parser.parse_args()
     try:
-        config = load(arguments.config)
+        config = load(arguments.config, {"name": arguments.name} if arguments.name else None)
         logs.configure("gateway", level=config.log_level)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_run(config))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -42,6 +43,9 @@ class GatewayConfig(Attached):
     """After SIGTERM, for requests that are in flight."""
 
 
-def load(path: Path) -> GatewayConfig:
-    """Raises InvalidInput with every wrong field, or when the file cannot be read."""
-    return settings.load(path, GatewayConfig, "gateway")
+def load(path: Path, told: Mapping[str, Any] | None = None) -> GatewayConfig:
+    """The file, with what was `told` beside it in its stead.
+
+    Raises InvalidInput with every wrong field, or when the file cannot be read.
+    """
+    return settings.load(path, GatewayConfig, "gateway", told)

@@ -12,12 +12,14 @@ from typing import Annotated, Any
 import typer
 
 from relight.controller.cli import cache, machine, render, told, watching
+from relight.controller.cli import pki as authority
 from relight.controller.cli import up as machine_up
 from relight.controller.cli.client import EXIT, exit_status
 from relight.controller.cli.common import Output, Server, Shown, State, connected
 from relight.controller.cli.home import Home, state_directory
 from relight.core.clock import SystemClock
 from relight.core.errors import FieldError, InvalidInput, RelightError
+from relight.core.ids import is_name
 
 STATUSES = "Exit status: " + ", ".join(f"{number} {name}" for name, number in EXIT.items()) + "."
 
@@ -68,6 +70,27 @@ def down(state: State = None) -> None:
     home = Home(state_directory(state))
     ended = machine_up.down(home, render.note)
     typer.echo(f"{ended} ended" if ended else f"nothing was up in {home.path}")
+
+
+@app.command(
+    epilog="Example: relight pki tls --component controller=relight-controller.relight-system.svc "
+    "--component gateway --component relight-agent"
+)
+def pki(
+    directory: Annotated[Path, typer.Argument(help="Where the files go; those of an earlier call are replaced.")],
+    component: Annotated[
+        list[str], typer.Option(help="NAME, or NAME=HOST,HOST of other names and addresses by which it is reached.")
+    ],
+) -> None:
+    """Make a certificate authority and a certificate for each component. The authority's key is not kept."""
+    hosts = {}
+    for entry in component:
+        name, _, others = entry.partition("=")
+        if not is_name(name):
+            raise InvalidInput("no certificate", [FieldError("--component", "a name, or name=host,host", repr(entry))])
+        hosts[name] = tuple(filter(None, others.split(",")))
+    authority.make(directory, tuple(hosts), SystemClock(), hosts)
+    typer.echo(f"{directory}: ca.pem, {', '.join(f'{name}.pem, {name}.key' for name in hosts)}")
 
 
 @app.command(epilog="Example: relight status --output json")

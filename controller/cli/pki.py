@@ -1,10 +1,11 @@
-"""The single machine's own certificate authority, and one certificate that its components share the authority of."""
+"""A fleet's own certificate authority, and one certificate for each component, of the names by which it is reached."""
 
 from __future__ import annotations
 
 import datetime
 import ipaddress
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from cryptography import x509
@@ -15,10 +16,18 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from relight.core.clock import Clock
 
 LIFETIME_DAYS = 3650
+AUTHORITY = "relight"
 
 
 def _name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def _reached(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
 
 
 def _private(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
@@ -29,8 +38,10 @@ def _private(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
         file.write(data)
 
 
-def make(directory: Path, components: tuple[str, ...], clock: Clock) -> None:
-    """Writes ca.pem, and NAME.pem with NAME.key for each component, valid for loopback names."""
+def make(
+    directory: Path, components: tuple[str, ...], clock: Clock, hosts: Mapping[str, tuple[str, ...]] | None = None
+) -> None:
+    """Writes ca.pem, and NAME.pem with NAME.key for each component, valid for its name, loopback, and its `hosts`."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     begin = datetime.datetime.fromtimestamp(clock.now(), datetime.UTC) - datetime.timedelta(hours=1)
     end = begin + datetime.timedelta(days=LIFETIME_DAYS)
@@ -40,7 +51,7 @@ def make(directory: Path, components: tuple[str, ...], clock: Clock) -> None:
         return (
             x509.CertificateBuilder()
             .subject_name(_name(subject))
-            .issuer_name(_name("relight single machine"))
+            .issuer_name(_name(AUTHORITY))
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
             .not_valid_before(begin)
@@ -48,7 +59,7 @@ def make(directory: Path, components: tuple[str, ...], clock: Clock) -> None:
         )
 
     root = (
-        builder("relight single machine", authority)
+        builder(AUTHORITY, authority)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(
             x509.KeyUsage(
@@ -64,7 +75,12 @@ def make(directory: Path, components: tuple[str, ...], clock: Clock) -> None:
     for component in components:
         key = ec.generate_private_key(ec.SECP256R1())
         names = x509.SubjectAlternativeName(
-            [x509.DNSName("localhost"), x509.DNSName(component), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+            [
+                x509.DNSName("localhost"),
+                x509.DNSName(component),
+                x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
+                *map(_reached, (hosts or {}).get(component, ())),
+            ]
         )
         both = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
         certificate = (

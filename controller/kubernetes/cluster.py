@@ -8,6 +8,7 @@ import socket
 from relight.controller.accept import Accept
 from relight.controller.autoscale.signals import Board
 from relight.controller.config import KubernetesConfig
+from relight.controller.kubernetes import leader
 from relight.controller.kubernetes.api import Api
 from relight.controller.kubernetes.election import Election
 from relight.controller.kubernetes.front import ResourceFront
@@ -36,7 +37,9 @@ class Cluster:
 
     def __init__(self, api: Api, config: KubernetesConfig, clock: Clock) -> None:
         self._api, self._config, self._clock = api, config, clock
-        identity = f"{config.identity or socket.gethostname()}_{new_id('c')}"
+        # In a pod the host's name is the pod's.
+        self._pod = config.identity or socket.gethostname()
+        identity = f"{self._pod}_{new_id('c')}"
         self._election = Election(api, config.namespace, config.lease, identity, clock, config.lease_seconds)
         self._reviews = Reviews(api, clock)
         self._operator: Operator | None = None
@@ -52,8 +55,9 @@ class Cluster:
         await self._api.close()
 
     async def lead(self) -> None:
-        """Waits for this controller's turn."""
+        """Waits for this controller's turn, and has the Service of controllers lead to it alone."""
         await self._election.win()
+        await leader.show(self._api, self._config.namespace, self._pod)
 
     @property
     def epoch_floor(self) -> int:
@@ -108,5 +112,6 @@ class Cluster:
         await self._election.release()
         if self._metrics is not None:
             await self._metrics.close()
+        await leader.hide(self._api, self._config.namespace, self._pod)
         if self._operator is not None:
             await self._operator.close()

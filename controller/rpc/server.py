@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import grpc
 
@@ -96,13 +97,15 @@ _ERRORS: dict[grpc.StatusCode, type[RelightError]] = {
 class AgentCalls:
     """Calls that the controller makes to agents."""
 
-    def __init__(self, token: str, tls: TlsFiles | None) -> None:
+    def __init__(self, token: str, tls: TlsFiles | None, name: str = "") -> None:
+        """`name` stands in the certificate of every agent, where their addresses do not."""
         self._metadata = (("authorization", f"Bearer {token}"),)
         self._tls = tls
+        self._options: tuple[tuple[str, Any], ...] = (("grpc.ssl_target_name_override", name),) if name and tls else ()
 
     async def cache(self, address: str, query: CacheQuery) -> CacheAnswer:
         """What the compile-cache ring answers by way of one agent. Raises InvalidInput, NotFound, Unavailable."""
-        async with open_channel(address, self._tls, _LARGE) as channel:
+        async with open_channel(address, self._tls, (*_LARGE, *self._options)) as channel:
             stub = fleet_pb2_grpc.AgentStub(channel)  # type: ignore[no-untyped-call]
             try:
                 message = await stub.Cache(
@@ -120,7 +123,7 @@ class AgentCalls:
 
         Raises NotFound when the agent does not know the instance, Unavailable when it cannot be reached.
         """
-        async with open_channel(address, self._tls) as channel:
+        async with open_channel(address, self._tls, self._options) as channel:
             stub = fleet_pb2_grpc.AgentStub(channel)  # type: ignore[no-untyped-call]
             call = stub.Logs(
                 fleet_pb2.LogRequest(instance=instance, tail_bytes=tail_bytes, follow=follow),

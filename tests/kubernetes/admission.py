@@ -25,8 +25,11 @@ class _Handler(BaseHTTPRequestHandler):
             **(asked["object"]["metadata"].get("annotations") or {}),
             KEPT: json.dumps(asked["object"]["spec"].get("initContainers") or []),
         }
+        removed = (
+            [{"op": "remove", "path": "/spec/initContainers"}] if asked["object"]["spec"].get("initContainers") else []
+        )
         patch = [
-            {"op": "remove", "path": "/spec/initContainers"},
+            *removed,
             {"op": "add", "path": "/metadata/annotations", "value": annotations},
         ]
         answer = {

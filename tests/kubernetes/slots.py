@@ -126,7 +126,9 @@ class Kubelets:
             assert await process.wait() == 0, slot.logs
         await self._mount(slot)
         await self._give_token(slot)
-        await self.run_engine(slot)
+        # The agents of nodes that run no engine are alone in their pods.
+        if any(c["name"] == "engine" for c in slot.pod["spec"]["containers"]):
+            await self.run_engine(slot)
         await self.run_agent(slot)
 
     async def _mount(self, slot: SlotPod) -> None:
@@ -180,8 +182,7 @@ class Kubelets:
 
     async def _end(self, slot: SlotPod, *, leave: bool) -> None:
         if leave:
-            for name in ("engine", "agent"):
-                container = self._container(slot, name)
+            for container in (c for c in slot.pod["spec"]["containers"] if "lifecycle" in c):
                 hook = await self._process(slot, container, container["lifecycle"]["preStop"]["exec"]["command"])
                 try:
                     await asyncio.wait_for(hook.wait(), GRACE_SECONDS)

@@ -68,6 +68,16 @@ def names(report: SlotReport) -> list[str]:
     return [c.copy for c in report.host_tier.copies] if report.host_tier else []
 
 
+async def test_a_node_without_devices_or_engines_keeps_a_copy(make_slot, fleet, source) -> None:
+    slot = make_slot(host_tier={"budget_bytes": BUDGET}, devices=[], engines={})
+    await slot.up()
+    tell(slot, wanted(source))
+    copy = await copy_of(fleet, "host-a", HostState.READY)
+    assert copy.source is not None
+    assert copy.source.weight_bytes == sum(SIZES)
+    assert fleet.reports[-1].devices == ()
+
+
 async def test_an_engine_wakes_from_the_copy_of_a_source_that_is_gone(make_slot, fleet, source, tmp_path) -> None:
     slot = make_slot(host_tier={"budget_bytes": BUDGET})
     await slot.up()

@@ -41,13 +41,18 @@ def test_the_compile_cache_is_on_below_the_state_directory_unless_it_is_told_oth
     assert _load(tmp_path, compile_cache={"enabled": False}).cache_settings() is None
 
 
+def test_a_node_without_engines_needs_no_devices(tmp_path: Path) -> None:
+    assert _load(tmp_path, devices=[], engines={}).device_list() == ()
+
+
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
         ({"slot": "Not A Name"}, "slot"),
         ({"controller_address": "nowhere"}, "controller_address"),
         ({"state_dir": "relative"}, "state_dir"),
-        ({"devices": []}, "devices"),
+        ({"devices": []}, "(file)"),
+        ({"token_file": "/run/token"}, "(file)"),
         ({"devices": [{"id": "x", "memory_bytes": 0}]}, "devices.0.memory_bytes"),
         ({"port": "80"}, "port"),
         ({"colour": "blue"}, "colour"),
