@@ -187,6 +187,9 @@ class Reconciler:
                 self._hooks.broken(rule.__name__, breach)
 
     def _route(self, snapshot: Snapshot, made: Plan) -> None:
+        if not snapshot.synced and not self.router.table.revision:
+            # Gateways go on by what an earlier controller told them: less is seen now than runs.
+            return
         models = route_models(snapshot, made, self.recorder.expected_in)
         draining = {i.instance: i for i in snapshot.instances if i.desired is Desired.DRAINED}
         if self.router.update(self._lease.epoch, models, draining):

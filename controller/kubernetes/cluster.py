@@ -28,8 +28,11 @@ from relight.core.logs import get_logger
 
 log = get_logger("controller.kubernetes")
 
-EPOCHS_PER_TURN = 1 << 20
-"""How many epochs one leader may take, so that those of the next one are above whatever store it has."""
+EPOCHS_PER_TURN = 1 << 10
+"""How many epochs one leader may take, so that those of the next one are above whatever store it has.
+
+Route tables carry the epoch above 32 bits of their own: two million turns fit.
+"""
 
 
 class Cluster:

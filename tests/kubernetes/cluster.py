@@ -75,6 +75,8 @@ class ControllerProcess:
             },
             **settings,
         }
+        # Told as None: left out, as where another setting stands in its place.
+        self.config = {name: value for name, value in self.config.items() if value is not None}
 
     @property
     def log(self) -> Path:

@@ -1,4 +1,4 @@
-"""Who killed an engine is told apart, by real cgroups: the kernel for want of memory, or whoever killed the container."""
+"""Who killed an engine is told apart, by real cgroups: the kernel for want of memory, or an end of the container."""
 
 from __future__ import annotations
 

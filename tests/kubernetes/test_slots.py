@@ -9,7 +9,9 @@ from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.load import load
 
 from relight.controller.kubernetes.api import NODE, POD
+from relight.controller.kubernetes.pods import is_proven, state_of
 from relight.controller.kubernetes.resources import DEVICE_POOL
+from support.redisserver import RedisServer
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(180)]
 
@@ -162,3 +164,40 @@ async def test_a_pod_of_another_making_is_left_alone(cluster: Cluster) -> None:
     await cluster.kubectl("scale", "devicepool/pool", "--replicas=0")
     left = await cluster.until(cluster.pods, "the stranger alone", lambda pods: len(pods) == 1)
     assert left[0]["metadata"]["name"] == "stranger"
+
+
+async def test_an_emptied_redis_loses_no_intent_and_no_request(cluster: Cluster) -> None:
+    server = RedisServer()
+    try:
+        controller = await cluster.controller(state_path=None, redis={"url": server.url})
+        await cluster.apply(cluster.secret(), cluster.runtime(), cluster.pool(4), cluster.service())
+        await cluster.apply(cluster.model(replicas=2, guardians={"replicas": 2}))
+        await cluster.shows(ready=2, guardian=2)
+        ready = await cluster.ready_instances()
+        async with load(cluster) as asked:
+            await asked.some_more()
+            with server.client() as client:
+                await asyncio.to_thread(client.flushall)
+            await asked.some_more()
+            await cluster.kubectl("scale", "modeldeployment/m", "--replicas=3")
+            await cluster.shows(ready=3, guardian=1)
+            await asked.some_more()
+        assert set(ready) < set(await cluster.ready_instances()), "what served serves on"
+        assert controller.leading
+    finally:
+        server.close()
+
+
+async def test_a_replica_of_two_members_spans_two_pods_and_is_reached_at_the_first(cluster: Cluster) -> None:
+    await cluster.controller()
+    await cluster.apply(cluster.secret(), cluster.runtime(), cluster.pool(2), cluster.service())
+    await cluster.apply(cluster.model(replicas=1, parallelism={"pipeline": 2}))
+    await cluster.stands(readyReplicas=1, replicas=1)
+    pods = await cluster.until(
+        cluster.pods, "both pods to show it", lambda pods: [state_of(p) for p in pods] == ["ready", "ready"]
+    )
+    assert sorted(is_proven(p) for p in pods) == [False, True]
+    assert await cluster.until(cluster.endpoints, "one address", lambda n: n == 1)
+    assert {s.partition(".")[0] for s in (await cluster.ready_instances()).values()} <= {
+        p["metadata"]["name"] for p in pods if is_proven(p)
+    }

@@ -145,8 +145,8 @@ async def test_a_prediction_stands_written_before_its_start_and_outlives_the_con
     try:
         agent.rpc = running.rpc
         door.attach()
-        agent.hold.clear()
         await door.until(lambda t: t.models and t.models[0].coming)
+        agent.hold.clear()
         agent.obey()
         await door.until(lambda t: t.models[0].replicas)
         await settled(running, ready=1)
