@@ -45,7 +45,7 @@ class Cache:
         return self._objects
 
     def learned(self, found: Object) -> None:
-        """Takes in what a write of our own returned, unless the watch has brought something newer."""
+        """Takes in what the watch or a write of our own brought, unless the other has brought something newer."""
         known = self._objects.get(key_of(found))
         if known is not None and _newer(known, found):
             return
@@ -97,7 +97,8 @@ class Cache:
         if event == "DELETED":
             self._objects.pop(key_of(found), None)
         else:
-            self._objects[key_of(found)] = found
+            # A write of our own may have brought something newer already.
+            self.learned(found)
         self._changed()
 
 

@@ -96,7 +96,7 @@ class Cluster:
         if config.metrics is not None:
             self._metrics = MetricsServer(config.metrics, self._api, self._reviews, board, self._clock)
             log.info("metrics.ready", address=await self._metrics.open())
-        parts = (accept.catalog, accept.reconciler, accept.clock, self._api, self._election.require)
+        parts = (accept.catalog, accept.reconciler, accept.clock, self._api, self._election.require, operator.numbering)
         return ResourceFront(*parts, REST_MANAGER), ResourceFront(*parts, AUTOSCALER_MANAGER)
 
     def tasks(self) -> tuple[asyncio.Task[None], ...]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from relight.controller.accept import Accept
-from relight.controller.kubernetes.api import Api
+from relight.controller.kubernetes.api import Api, Object
 from relight.controller.kubernetes.resources import MODEL_DEPLOYMENT
 from relight.core.errors import Conflict
 from relight.core.records import ModelSpec, Operation, ScaleRequest
@@ -19,6 +20,8 @@ class ResourceFront(Accept):
     api: Api
     leads: Callable[[], None]
     """Raises Fenced when another controller may lead by now: its numbers are then not overwritten."""
+    numbering: Callable[[str], AbstractContextManager[Callable[[Object], None]]]
+    """Keeps the operator from copying the number meanwhile; what it gives is told the scale that was written."""
     manager: str
     """As whom: the field manager."""
 
@@ -37,6 +40,10 @@ class ResourceFront(Accept):
         namespace, _, name = request.model.partition("/")
         self.leads()
         body = {"spec": {"replicas": request.replicas}}
-        await self.api.patch(MODEL_DEPLOYMENT, namespace, name, body, subresource="scale", manager=self.manager)
-        # Not super(): a dataclass with slots is a class made anew, which a bare super() does not know.
-        return await Accept.scale(self, request)
+        with self.numbering(request.model) as tell:
+            scale = await self.api.patch(
+                MODEL_DEPLOYMENT, namespace, name, body, subresource="scale", manager=self.manager
+            )  # fmt: skip
+            tell(scale)
+            # Not super(): a dataclass with slots is a class made anew, which a bare super() does not know.
+            return await Accept.scale(self, request)

@@ -8,9 +8,11 @@ step decides anew. Nothing is concluded from what is absent before every cache h
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from relight.controller.accept import Accept
@@ -72,6 +74,7 @@ class Operator:
         self._api, self._election, self._added, self._clock = api, election, added, clock
         self._accept, self._catalog, self._reconciler = accept, catalog, reconciler
         self._wanted = asyncio.Event()
+        self._numbering: Counter[str] = Counter()
         self._made: Plan | None = None
         self.events = Events(api, clock)
         self._models = self._cache(MODEL_DEPLOYMENT)
@@ -106,6 +109,28 @@ class Operator:
             reason = "PreparingGuardian"
         where = ", ".join(placement.slots)
         self.events.tell(found, reason, f"{placement.instance} on {where}: {placement.reason}")
+
+    @contextmanager
+    def numbering(self, key: str) -> Iterator[Callable[[Object], None]]:
+        """While a number is written from here, to the resource and then to the store, it is not copied between them.
+
+        Yields who is to be told of the scale that the server returned: what the watch still has must not undo it.
+        """
+        self._numbering[key] += 1
+        try:
+            yield partial(self._numbered, key)
+        finally:
+            self._numbering[key] -= 1
+            self.wake()
+
+    def _numbered(self, key: str, scale: Object) -> None:
+        found = self._models.objects.get(key)
+        if found is not None:
+            metadata = {**found["metadata"], "resourceVersion": scale["metadata"]["resourceVersion"]}
+            spec = {**found["spec"], "replicas": scale["spec"].get("replicas", 0)}
+            self._models.learned({**found, "metadata": metadata, "spec": spec})
+            before = found["spec"].get("replicas", 0)
+            self.events.tell(found, "Scaled", f"from {before} to {spec['replicas']}, written by this controller")
 
     async def open(self) -> None:
         """Returns when every cache was filled once, and the places of slots are known."""
@@ -196,6 +221,9 @@ class Operator:
         for spec in wanted.put:
             await self._do(step, f"model {spec.key}", self._accept.put_model, spec, _always)
         for spec, by in wanted.scale:
+            stored = self._catalog.models.get(spec.key)
+            if self._numbering[spec.key] or (stored and stored.record.spec.replicas == spec.replicas):
+                continue
             request = ScaleRequest(spec.key, spec.replicas, by, self._clock.now())
             operation = await self._do(step, f"scale {spec.key}", self._accept.scale, request)
             if operation is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 from relight.controller.kubernetes.api import Object
@@ -19,15 +20,26 @@ _MAY = {
 
 
 def last_writer(found: Object) -> str:
-    """The field manager that `spec.replicas` belongs to; empty where the server does not say."""
+    """The field manager that `spec.replicas` belongs to; empty where the server does not say.
+
+    Whoever made the object gave it the number to begin with, be it by the schema's default: that is no claim to it.
+    """
     owners = [
         entry
         for entry in found["metadata"].get("managedFields") or []
-        if "f:replicas" in _fields(entry).get("f:spec", {})
+        if "f:replicas" in _fields(entry).get("f:spec", {}) and not _at_creation(found, entry)
     ]
     # Several may have applied the same value: the newest one wrote it.
     newest = max(owners, key=lambda e: str(e.get("time") or ""), default=None)
     return str(newest.get("manager", "")) if newest else ""
+
+
+def _at_creation(found: Object, entry: Object) -> bool:
+    made, wrote = found["metadata"].get("creationTimestamp"), entry.get("time")
+    if not made or not wrote:
+        return False
+    # Both are cut to the second, one a moment after the other.
+    return (datetime.fromisoformat(wrote) - datetime.fromisoformat(made)).total_seconds() <= 1
 
 
 def _fields(entry: Object) -> dict[str, Any]:

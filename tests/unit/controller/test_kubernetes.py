@@ -288,6 +288,14 @@ def managed(*entries):
 def test_writers_are_told_apart_by_field_manager():
     assert last_writer(managed(("kubectl", "1"), ("kube-controller-manager", "2"))) == "kube-controller-manager"
     assert last_writer({"metadata": {}}) == ""
+
+
+def test_whoever_made_an_object_has_no_claim_to_the_number_that_it_began_with():
+    made = managed(("kubectl-client-side-apply", "2026-11-30T12:00:01Z"))
+    made["metadata"]["creationTimestamp"] = "2026-11-30T12:00:00Z"
+    assert last_writer(made) == ""
+    made["metadata"]["managedFields"][0]["time"] = "2026-11-30T12:00:09Z"
+    assert last_writer(made) == "kubectl-client-side-apply"
     assert conflict(Writer.HPA, "kube-controller-manager") == ""
     assert conflict(Writer.KEDA, "keda") == ""
     assert conflict(Writer.KUBECTL, "kubectl-client-side-apply") == ""
