@@ -27,6 +27,7 @@ from relight.controller.observe.routes import Router, route_models
 from relight.controller.observe.shapes import worth_storing
 from relight.controller.observe.snapshot import Observer
 from relight.controller.plan.fleet import sort_fleet
+from relight.controller.plan.order import waits
 from relight.controller.plan.plan import next_retry_at, plan
 from relight.controller.state.base import Lease, Write
 from relight.controller.state.catalog import Catalog, InstanceStatus, SlotFacts, drop, put
@@ -146,6 +147,7 @@ class Reconciler:
         await self._still_lead()
         snapshot = self.snapshot()
         made = self.preview(snapshot)
+        self.observer.waits = waits(self.observer.waits, made, snapshot.now)
         changes = build(self._catalog, snapshot, made, self._clock, begun_at)
         if changes.writes:
             failpoints.hit("controller.apply.before-assignment")

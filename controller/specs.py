@@ -18,6 +18,7 @@ from relight.core.records import (
     RungKind,
     ScaleToZero,
     Scaling,
+    Spread,
     Storage,
     Strategy,
 )
@@ -58,6 +59,7 @@ class GuardiansBody(_Body):
 
     replicas: Count = 0
     level: Annotated[int, Field(ge=1, le=2), Whole] = 2
+    spread: Spread = Spread.NONE
 
 
 class ScaleToZeroBody(_Body):
@@ -170,6 +172,9 @@ class ModelBody(_Body):
     scaling: ScalingBody = ScalingBody()
     burst: BurstBody = BurstBody()
     autoscaler: AutoscalerBody = AutoscalerBody()
+    priority: Annotated[int, Field(ge=-1_000_000_000, le=1_000_000_000), Whole] = 0
+    encrypt: Annotated[bool, Field(strict=True)] = False
+    source_rate: Annotated[int, Field(ge=1, le=1 << 50), Whole] | None = None
 
     def spec(self, namespace: str, name: str) -> ModelSpec:
         """As the shared record."""
@@ -187,7 +192,7 @@ class ModelBody(_Body):
             memory_bytes=self.memory_bytes,
             replicas=self.replicas,
             max_replicas=self.max_replicas,
-            guardians=Guardians(self.guardians.replicas, self.guardians.level),
+            guardians=Guardians(self.guardians.replicas, self.guardians.level, self.guardians.spread),
             mode=self.mode,
             scale_to_zero=ScaleToZero(self.scale_to_zero.idle_seconds, self.scale_to_zero.keep),
             rungs=tuple(dict.fromkeys(self.rungs)),
@@ -204,4 +209,7 @@ class ModelBody(_Body):
             scaling=Scaling(self.scaling.requests_per_replica),
             burst=Burst(self.burst.max_replicas, self.burst.hold_seconds),
             autoscaler=Autoscaler(self.autoscaler.enabled, self.autoscaler.window_seconds),
+            priority=self.priority,
+            encrypt=self.encrypt,
+            source_rate=self.source_rate,
         )

@@ -88,8 +88,13 @@ class Tools:
         member.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         return MemberContext(
             member.assignment, member.directory, member.log_path, self.bind_host, self.force_tcp, self.data_tls,
-            self.source_rate, self.cards(),
+            self._rate(member), self.cards(),
         )  # fmt: skip
+
+    def _rate(self, member: Member) -> int | None:
+        """What the host allows to be read of one engine, and what the model's owner does: the lower one."""
+        limits = [rate for rate in (self.source_rate, member.assignment.spec.source_rate) if rate is not None]
+        return min(limits, default=None)
 
     def attach(self, member: Member) -> EngineHandle:
         """The member's handle, made at the first call; it acts for the newest assignment, of whatever content."""

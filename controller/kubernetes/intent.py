@@ -39,6 +39,7 @@ def intent(
     pools: Mapping[str, Object],
     stored: Mapping[str, ModelSpec],
     snapshot: Snapshot,
+    priorities: Mapping[str, Object] | None = None,
 ) -> Intent:
     """Compares what is wanted with what is stored."""
     running = {i.model for i in snapshot.instances if not i.remembered and i.state is not State.GONE}
@@ -57,7 +58,7 @@ def intent(
             hold.append(found)
             continue
         try:
-            spec = model_spec(found, runtimes, pools)
+            spec = model_spec(found, runtimes, pools, priorities)
         except InvalidInput as error:
             refused[key] = error
             continue

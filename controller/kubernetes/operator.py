@@ -44,6 +44,7 @@ from relight.core.records import Desired, Placement, Plan, ScaleRequest, Snapsho
 from relight.core.states import State
 
 HPA = Kind("autoscaling", "v1", "horizontalpodautoscalers", "HorizontalPodAutoscaler")
+PRIORITY_CLASS = Kind("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", namespaced=False)
 RETRY_SECONDS = 1.0
 _SAID = {
     Desired.DRAINED: "Draining",
@@ -83,7 +84,10 @@ class Operator:
         self._pods = self._cache(POD, POOL_LABEL)
         self._nodes = self._cache(NODE)
         self._hpas = self._cache(HPA)
-        self._caches = (self._models, self._pools, self._runtimes, self._pods, self._nodes, self._hpas)
+        self._priorities = self._cache(PRIORITY_CLASS)
+        self._caches = (
+            self._models, self._pools, self._runtimes, self._pods, self._nodes, self._hpas, self._priorities,
+        )  # fmt: skip
         self._tasks: list[asyncio.Task[None]] = []
 
     def _cache(self, kind: Kind, labels: str = "") -> Cache:
@@ -180,8 +184,13 @@ class Operator:
         snapshot = self._reconciler.snapshot()
         stored = {key: v.record.spec for key, v in self._catalog.models.items()}
         wanted = intent(
-            self._models.objects, self._runtimes.objects, self._pools.objects, stored, snapshot
-        )  # fmt: skip
+            self._models.objects,
+            self._runtimes.objects,
+            self._pools.objects,
+            stored,
+            snapshot,
+            self._priorities.objects,
+        )
         step = _Step(snapshot, wanted)
         await self._keep_intent(step)
         await self._keep_marks(step)
@@ -412,7 +421,9 @@ class Operator:
 
     def _facts(self, step: _Step, key: str, found: Object) -> statuses.ModelFacts:
         refused = step.intent.refused.get(key)
-        spec = None if refused else model_spec(found, self._runtimes.objects, self._pools.objects)
+        spec = None if refused else model_spec(
+            found, self._runtimes.objects, self._pools.objects, self._priorities.objects
+        )  # fmt: skip
         alive = {s.slot for s in step.snapshot.slots if s.alive}
         instances = tuple(
             i

@@ -15,7 +15,7 @@ from pydantic.alias_generators import to_camel
 
 from relight.controller.kubernetes.api import Kind
 from relight.controller.specs import MAX_REPLICAS, STORAGE_PATTERN, WEIGHTS_PATTERN
-from relight.core.records import Keep, Mode, OnTimeout, RungKind
+from relight.core.records import Keep, Mode, OnTimeout, RungKind, Spread
 
 GROUP, VERSION = "relight.dev", "v1alpha1"
 MODEL_DEPLOYMENT = Kind(GROUP, VERSION, "modeldeployments", "ModelDeployment")
@@ -105,10 +105,12 @@ class Bounds(_Field):
 
 
 class Guardians(_Field):
-    """How many dormant instances stand by, and what they keep: a host copy of the weights (1) or nothing (2)."""
+    """How many dormant instances stand by, what they keep (a host copy of the weights, 1, or nothing, 2), and whether
+    replicas and guardians of the model keep off nodes that have one of them."""
 
     replicas: Number = 0
     level: Annotated[int, Field(ge=1, le=2)] = 2
+    spread: Literal["None", "Preferred", "Required"] = "None"
 
 
 class Start(_Field):
@@ -147,9 +149,12 @@ class Autoscaler(_Field):
 
 
 class Sources(_Field):
-    """Where weights may be read from; empty for everywhere."""
+    """Where weights may be read from (empty for everywhere), whether between nodes over TLS alone, and how many bytes a
+    second may be read of each engine that is started from now on (0: as the node's agent allows)."""
 
     allow: Annotated[list[Wire], Field(max_length=16)] = []
+    encrypt: bool = False
+    max_bytes_per_second: Annotated[int, Field(ge=0, le=1 << 50)] = 0
 
 
 class Drain(_Field):
@@ -191,6 +196,7 @@ class ModelDeploymentSpec(_Field):
     drain: Drain = Drain()
     strategy: RollingStrategy = RollingStrategy()
     paused: bool = False
+    priority_class_name: Annotated[str, Field(max_length=253)] = ""
 
 
 class Slot(_Field):
@@ -314,5 +320,6 @@ def to_enum(text: str) -> str:
 
 MODES = {to_enum(word): Mode(to_enum(word)) for word in ("Auto", "Guardian", "Lazy", "Normal", "Cold")}
 RUNGS = {word: RungKind(to_enum(word)) for word in get_args(Wire)}
+SPREADS = {word: Spread(to_enum(word)) for word in ("None", "Preferred", "Required")}
 KEEPS = {"Guardian": Keep.GUARDIAN, "Nothing": Keep.NOTHING}
 ON_TIMEOUT = {"Abort": OnTimeout.ABORT, "Wait": OnTimeout.WAIT}

@@ -13,6 +13,7 @@ from relight.controller.kubernetes.resources import (
     KEEPS,
     ON_TIMEOUT,
     RUNGS,
+    SPREADS,
     DevicePoolSpec,
     EngineRuntimeSpec,
     ModelDeploymentSpec,
@@ -38,10 +39,16 @@ from relight.protos.settings import wrong_fields
 B = TypeVar("B", bound=BaseModel)
 
 
-def model_spec(found: Object, runtimes: Mapping[str, Object], pools: Mapping[str, Object]) -> ModelSpec:
-    """A ModelDeployment with its runtime and pool as a record; the maps are by `namespace/name`.
+def model_spec(
+    found: Object,
+    runtimes: Mapping[str, Object],
+    pools: Mapping[str, Object],
+    priorities: Mapping[str, Object] | None = None,
+) -> ModelSpec:
+    """A ModelDeployment with its runtime, pool and PriorityClass as a record.
 
-    Raises InvalidInput naming every field that is wrong, whatever the server's schema let through.
+    The maps are by `namespace/name`; `priorities`, which are the cluster's, by name. Raises InvalidInput naming every
+    field that is wrong, whatever the server's schema let through.
     """
     namespace, name = found["metadata"]["namespace"], found["metadata"]["name"]
     spec = _parsed(found, ModelDeploymentSpec)
@@ -62,6 +69,9 @@ def model_spec(found: Object, runtimes: Mapping[str, Object], pools: Mapping[str
             wrong.append(FieldError("spec.parallelism.tensor", expected, str(spec.parallelism.tensor)))
     else:
         wrong.append(FieldError("spec.poolRef.name", f"a DevicePool of {namespace}", spec.pool_ref.name))
+    priority = (priorities or {}).get(spec.priority_class_name)
+    if spec.priority_class_name and priority is None:
+        wrong.append(FieldError("spec.priorityClassName", "a PriorityClass of the cluster", spec.priority_class_name))
     if wrong or runtime is None:
         raise InvalidInput(f"ModelDeployment {namespace}/{name} cannot be run", wrong)
     return ModelSpec(
@@ -79,7 +89,7 @@ def model_spec(found: Object, runtimes: Mapping[str, Object], pools: Mapping[str
         replicas=spec.replicas,
         min_replicas=spec.bounds.min_replicas,
         max_replicas=spec.bounds.max_replicas,
-        guardians=Guardians(spec.guardians.replicas, spec.guardians.level),
+        guardians=Guardians(spec.guardians.replicas, spec.guardians.level, SPREADS[spec.guardians.spread]),
         mode=Mode(to_enum(spec.start.mode)),
         scale_to_zero=ScaleToZero(spec.scale_to_zero.idle_seconds, KEEPS[spec.scale_to_zero.keep]),
         rungs=tuple(dict.fromkeys(RUNGS[w] for w in spec.sources.allow)) or tuple(RungKind),
@@ -92,6 +102,9 @@ def model_spec(found: Object, runtimes: Mapping[str, Object], pools: Mapping[str
         storage=_storage(spec.model.storage),
         strategy=Strategy(spec.strategy.max_surge, spec.strategy.max_unavailable, spec.paused),
         pool=pool_key,
+        priority=int(priority.get("value") or 0) if priority else 0,
+        encrypt=spec.sources.encrypt,
+        source_rate=spec.sources.max_bytes_per_second or None,
         scaling=Scaling(spec.scaling.requests_per_replica),
         burst=Burst(spec.burst.max_replicas, spec.burst.hold_seconds),
         autoscaler=Autoscaler(spec.writer is Writer.AUTOSCALER, spec.autoscaler.window_seconds),

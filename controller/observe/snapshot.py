@@ -49,6 +49,8 @@ class Observer:
         self._catalog, self._fleet, self._gateways, self._clock = catalog, fleet, gateways, clock
         self._places = places
         self.drains = Drains()
+        self.waits: dict[str, float] = {}
+        """Since when models wait for devices (plan/order.py); who leads next counts anew."""
 
     def snapshot(self, epoch: int) -> Snapshot:
         """Everything as of now."""
@@ -93,6 +95,7 @@ class Observer:
                 changed_at=stored.record.changed_at,
                 activated_at=activity.activated_at,
                 idled_at=activity.idled_at,
+                waits_since=self.waits.get(key),
                 burst=activity.burst,
             )
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from relight.core.fingerprint import digest
-from relight.core.records import Desired, DeviceReport, InstanceView, ModelSpec, SlotView, Snapshot
+from relight.core.records import Desired, DeviceReport, InstanceView, ModelSpec, SlotView, Snapshot, Spread
 from relight.core.states import State
 
 MIN_RETRY_SECONDS = 1.0
@@ -132,12 +133,17 @@ class FreeDevices:
             for name, slot in sorted(self._slots.items())
         }
 
-    def find(self, spec: ModelSpec, crowd: Iterable[str]) -> tuple[list[tuple[str, tuple[DeviceReport, ...]]], str]:
+    def find(
+        self, spec: ModelSpec, crowd: Iterable[str], around: Iterable[str] = ()
+    ) -> tuple[list[tuple[str, tuple[DeviceReport, ...]]], str]:
         """A slot and its devices for every member of one instance of `spec`, or nothing and the reason.
 
         Every member has a slot of its own: an agent knows an instance by its id alone.
-        `crowd` names the slots of the model's other instances, once each: emptier slots are preferred.
+        `crowd` names the slots of the model's other instances, once each: emptier slots are preferred. `around` names
+        those from whose hosts this one shall keep away, where the model asks for that.
         """
+        hosts = Counter(self._host(slot) for slot in around if spec.guardians.spread is not Spread.NONE)
+        apart = spec.guardians.spread is Spread.REQUIRED
         load: dict[str, int] = {}
         for slot in crowd:
             load[slot] = load.get(slot, 0) + 1
@@ -153,6 +159,9 @@ class FreeDevices:
                     refused["with another member"] = refused.get("with another member", 0) + 1
                 elif why := closed_to(spec, self._slots[name]):
                     refused[why] = refused.get(why, 0) + 1
+                elif apart and self._host(name) in hosts:
+                    why = "on a host that has another instance of it (spread)"
+                    refused[why] = refused.get(why, 0) + 1
                 elif spec.engine not in self._slots[name].engines:
                     refused[f"without engine {spec.engine}"] = refused.get(f"without engine {spec.engine}", 0) + 1
                 elif len(devices) < each:
@@ -160,13 +169,18 @@ class FreeDevices:
                 elif 0 < sum(d.total_bytes for d in devices[:each]) < spec.memory_bytes:
                     refused["with too little memory"] = refused.get("with too little memory", 0) + 1
                 else:
-                    fitting.append((load.get(name, 0), -len(devices), name))
+                    fitting.append((hosts[self._host(name)], load.get(name, 0), -len(devices), name))
             if not fitting:
                 why = ", ".join(f"{count} {reason}" for reason, count in sorted(refused.items()))
                 return [], f"no slot has {each} free devices for it ({why or 'no slot is alive'})"
             name = min(fitting)[-1]
             chosen.append((name, tuple(left[name][:each])))
         return chosen, ""
+
+    def _host(self, slot: str) -> str:
+        """The host of a slot: slots of one boot are on one."""
+        view = self._slots.get(slot)
+        return (view.boot_id if view else "") or slot
 
     def take(self, chosen: Iterable[tuple[str, tuple[DeviceReport, ...]]]) -> None:
         """Makes the chosen devices unavailable."""

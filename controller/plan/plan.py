@@ -2,7 +2,7 @@
 
 The same snapshot, decisions, predictions and ids give the same plan; a fleet that is as decided gives an
 empty one. Replicas of all models are placed before any guardian, so that a guardian never takes a device
-that a missing replica needs.
+that a missing replica needs; among models those of higher priority come first (order.py).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from relight.controller.plan.fleet import FreeDevices, ModelFleet, due, retry_at, same_runtime, sort_fleet
 from relight.controller.plan.modes import STARTS, Chosen, choose, ruled_out, start_price, wake_price, with_sleep
+from relight.controller.plan.order import in_turn
 from relight.controller.plan.prices import Predictions
 from relight.controller.plan.retire import (
     asleep_again,
@@ -73,21 +74,23 @@ class _Planner:
         self._sources = Sources(snapshot)
         self._placements: list[Placement] = []
         self._unplaced: list[str] = []
-        self._short = False
-        """A replica of some model waits for devices: no guardian may be placed."""
+        self._short: set[str] = set()
+        """Pools in which a replica of some model waits for devices: no guardian may be placed there."""
+        self._waiting: list[str] = []
 
     def run(self) -> Plan:
         decisions = {d.model: d for d in self._decisions}
-        for key in sorted(self._fleet):
+        turns = in_turn(self._views.values(), self._snapshot.now)
+        for key in (*sorted(self._fleet.keys() - self._views.keys()), *turns):
             decision = decisions.get(key) or Decision(key, 0, 0, "the model was deleted")
             self._replicas(self._views.get(key), self._fleet[key], decision)
-        for decision in self._decisions:
-            view = self._views.get(decision.model)
-            if view is not None:
-                self._guardians(view, self._fleet[decision.model], decision)
+        for key in turns:
+            if key in decisions:
+                self._guardians(self._views[key], self._fleet[key], decisions[key])
         # What a later step decides about an instance replaces what an earlier one did.
         last = {placement.instance: placement for placement in self._placements}
-        return Plan(self._snapshot.revision, self._decisions, tuple(last.values()), tuple(self._unplaced))
+        placements, unplaced = tuple(last.values()), tuple(self._unplaced)
+        return Plan(self._snapshot.revision, self._decisions, placements, unplaced, tuple(self._waiting))
 
     def _replicas(self, view: ModelView | None, lists: ModelFleet, decision: Decision) -> None:
         self._placements += give_up_failed(lists)
@@ -144,7 +147,8 @@ class _Planner:
             when = "is not tried again by itself" if at is None else f"is tried again at {at:.3f}"
             why = instance.failure.reason if instance.failure else "it ended although it was wanted"
             self._unplaced.append(f"{instance.model}: {instance.instance} failed and {when}: {why}")
-            self._short = self._short or at is not None
+            if at is not None:
+                self._short.add(instance.spec.pool)
         return len(held)
 
     def _place(self, view: ModelView, lists: ModelFleet) -> bool:
@@ -152,7 +156,7 @@ class _Planner:
         spec = view.spec
         wake = self._best_wake(view, lists)
         crowd = [m.slot for i in (*lists.wanted, *lists.stale) for m in i.members]
-        chosen, no_room = self._free.find(spec, crowd)
+        chosen, no_room = self._free.find(spec, crowd, self._around(spec.key, lists))
         if not self._snapshot.synced:
             chosen, no_room = [], "not every slot was heard of yet, and one may run it already"
         ladder = self._sources.fresh(spec, chosen, view.allowed_rungs)
@@ -161,7 +165,8 @@ class _Planner:
         prices = (wake[1] if wake else self._no_guardian(lists), *starts)
         best, why = choose(spec.mode, prices)
         if best is None:
-            self._short = True
+            self._short.add(spec.pool)
+            self._waiting.append(spec.key)
             self._unplaced.append(f"{spec.key}: a replica is missing and nothing fits ({why})")
             return False
         if best.mode is not Mode.GUARDIAN or wake is None:
@@ -188,6 +193,12 @@ class _Planner:
             )
         )
         return True
+
+    def _around(self, key: str, lists: ModelFleet) -> list[str]:
+        """The slots of all instances of a model, those that were placed just now among them."""
+        there = (*lists.wanted, *lists.stale, *lists.draining, *lists.guardians)
+        placed = (s for p in self._placements if p.model == key and p.desired is not Desired.GONE for s in p.slots)
+        return [*dict.fromkeys([*(m.slot for i in there for m in i.members), *placed])]
 
     def _best_wake(self, view: ModelView, lists: ModelFleet) -> tuple[InstanceView, Price, Ladder] | None:
         barred = {i.instance for i in lists.remembered if not due(i, self._snapshot.now)}
@@ -264,12 +275,12 @@ class _Planner:
             if not self._snapshot.synced:
                 self._unplaced.append(f"{spec.key}: a guardian waits: not every slot was heard of yet")
                 return
-            if self._short:
+            if spec.pool in self._short:
                 self._unplaced.append(f"{spec.key}: a guardian waits: replicas need the devices first")
                 return
             crowd = [m.slot for i in (*lists.wanted, *lists.stale, *lists.guardians) for m in i.members]
             crowd += [s for p in self._placements if p.model == spec.key for s in p.slots]
-            chosen, no_room = self._free.find(spec, crowd)
+            chosen, no_room = self._free.find(spec, crowd, self._around(spec.key, lists))
             ladder = self._sources.fresh(spec, chosen, ())
             failed = ruled_out(i for i in lists.remembered if i.desired is Desired.DORMANT)
             kind = chosen[0][1][0].kind if chosen and chosen[0][1] else ""

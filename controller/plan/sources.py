@@ -131,6 +131,8 @@ class Sources:
                 refused.append(f"{kind}: the operation does not allow it")
             elif kind is RungKind.DISK:
                 rungs.append(Rung(kind, "the checkpoint on disk, when nothing faster is left"))
+            elif spec.encrypt and kind is RungKind.PEER_RDMA:
+                refused.append(f"{kind}: {CLEAR}")
             elif kind is RungKind.STORAGE:
                 if why := self._no_storage(spec, receiver):
                     refused.append(f"{kind}: {why}")
@@ -148,7 +150,7 @@ class Sources:
                 else:
                     refused.append(f"{kind}: {why}")
             else:
-                reached = [(s, self._closed(kind, receiver, s)) for s in fitting]
+                reached = [(s, self._closed(kind, receiver, s, spec.encrypt)) for s in fitting]
                 found = [self._peer(kind, receiver, s) for s, why in reached if not why]
                 if found:
                     rungs.append(_together(found[:SOURCES_PER_RUNG]))
@@ -182,9 +184,10 @@ class Sources:
         rungs = []
         for kind in COPIED_BY:
             if kind.from_host_tier:
-                found = [c.rung(kind) for c in copies if not self._unreachable(kind, receiver, c)]
+                found = [c.rung(kind) for c in copies if not self._unreachable(kind, receiver, c, spec.encrypt)]
             else:
-                found = [self._peer(kind, receiver, s) for s in ready if not self._closed(kind, receiver, s)]
+                open_ = (s for s in ready if not self._closed(kind, receiver, s, spec.encrypt))
+                found = [self._peer(kind, receiver, s) for s in open_]
             if found:
                 rungs.append(replace(_together(found[:SOURCES_PER_RUNG]), instead_of=""))
         if ready:
@@ -211,7 +214,9 @@ class Sources:
         for copy in sorted(self._copies, key=lambda c: (self._readers.get(c.report.copy, 0), c.report.copy)):
             if copy.report.content.model != spec.key or strangers(copy.slot.pool, spec.pool):
                 continue
-            why = _other_copy(copy, spec, receiver, self._slots) or self._unreachable(kind, receiver, copy)
+            why = _other_copy(copy, spec, receiver, self._slots) or self._unreachable(
+                kind, receiver, copy, spec.encrypt
+            )
             if why:
                 whys[f"{copy.report.copy}: {why}"] = None
             else:
@@ -222,19 +227,23 @@ class Sources:
         """Why `receiver` cannot read remote storage; empty when it can."""
         if spec.storage is None:
             return "the model names none"
+        if spec.encrypt and not spec.storage.uri.startswith("https:"):
+            return CLEAR
         for member in receiver.members:
             slot = self._slots.get(member.slot)
             if slot is None or slot.host_tier is None or not slot.host_tier.budget_bytes:
                 return f"slot {member.slot} sets no memory aside for it"
         return ""
 
-    def _unreachable(self, kind: RungKind, receiver: InstanceView, copy: HostCopy) -> str:
+    def _unreachable(self, kind: RungKind, receiver: InstanceView, copy: HostCopy, encrypt: bool) -> str:
         here = self._slots.get(receiver.members[0].slot)
         if here is None:
             return "the receiver's slot is not known any more"
         if kind is RungKind.HOST_SHM and not _one_host(here, copy.slot):
             return "it is on another host"
-        return "" if kind.transport in copy.offer.addresses else f"it does not serve {kind.transport}"
+        if kind.transport not in copy.offer.addresses:
+            return f"it does not serve {kind.transport}"
+        return _clear(kind, copy.offer) if encrypt else ""
 
     def note_reader(self, rungs: Sequence[Rung]) -> None:
         """Counts one more reader for the source of the first rung."""
@@ -246,7 +255,8 @@ class Sources:
         reference = source_for(kind, source.members[0], source.instance)
         where = "on the same host" if kind is RungKind.PEER_SHM else f"on slot {reference.slot}"
         slower = kind is RungKind.PEER_TCP and self._equipped(receiver, source)
-        left = f"{RungKind.PEER_RDMA}: {self._closed(RungKind.PEER_RDMA, receiver, source)}" if slower else ""
+        why = self._closed(RungKind.PEER_RDMA, receiver, source, False) if slower else ""
+        left = f"{RungKind.PEER_RDMA}: {why}" if slower else ""
         return Rung(kind, f"{source.instance} is ready {where}", reference, instead_of=left)
 
     def _pairs(self, receiver: InstanceView, source: InstanceView) -> list[tuple[SlotView | None, SlotView | None]]:
@@ -288,7 +298,7 @@ class Sources:
             for a, b in self._pairs(receiver, source)
         )
 
-    def _closed(self, kind: RungKind, receiver: InstanceView, source: InstanceView) -> str:
+    def _closed(self, kind: RungKind, receiver: InstanceView, source: InstanceView, encrypt: bool) -> str:
         """Why `receiver` cannot read `source` by `kind`; empty when it can."""
         offer = _offer(source.members[0])
         for here, there in self._pairs(receiver, source):
@@ -302,7 +312,18 @@ class Sources:
                         return f"{slot.slot}: {why}"
         if kind.transport not in offer.addresses:
             return f"{source.instance}: {offer.closed.get(kind.transport, f'does not serve {kind.transport}')}"
+        if encrypt and (why := _clear(kind, offer)):
+            return f"{source.instance}: {why}"
         return ""
+
+
+CLEAR = "bytes would travel in the clear, and the model asks for encryption"
+
+
+def _clear(kind: RungKind, offer: SourceOffer) -> str:
+    """Why bytes of this offer would cross a network unencrypted; empty when they would not."""
+    own_host = kind in (RungKind.PEER_SHM, RungKind.HOST_SHM)
+    return "" if own_host or offer.addresses[kind.transport].startswith("tls:") else CLEAR
 
 
 def _no_copy(receiver: InstanceView) -> str:

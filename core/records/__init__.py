@@ -203,6 +203,9 @@ from relight.core.records.wanted import (
     Scaling as Scaling,
 )
 from relight.core.records.wanted import (
+    Spread as Spread,
+)
+from relight.core.records.wanted import (
     Storage as Storage,
 )
 from relight.core.records.wanted import (

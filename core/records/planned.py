@@ -106,6 +106,8 @@ class ModelView:
     """Since when held requests keep one replica up although the written number is 0."""
     idled_at: float | None = None
     """Since when idleness keeps the model at zero although the written number is higher."""
+    waits_since: float | None = None
+    """Since when it lacks devices for a replica without having got any; None while it lacks none."""
     burst: tuple[HeldLevel, ...] = ()
     """What demand alone woke above the number, as of the last decision."""
 
@@ -177,6 +179,8 @@ class Plan:
     decisions: tuple[Decision, ...]
     placements: tuple[Placement, ...]
     unplaced: tuple[str, ...] = ()
+    waiting: tuple[str, ...] = ()
+    """Models of which a replica is missing for want of devices."""
 
 
 class OperationState(StrEnum):

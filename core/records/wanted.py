@@ -73,12 +73,26 @@ class Keep(StrEnum):
     NOTHING = "nothing"
 
 
+class Spread(StrEnum):
+    """Whether instances of a model keep away from hosts that have another of them: one that is lost takes fewer along.
+
+    A guardian on the host of its source wakes by shared memory, which is the faster way: so not unless it is asked for.
+    """
+
+    NONE = "none"
+    PREFERRED = "preferred"
+    REQUIRED = "required"
+    """Where every host has one already, the next stays missing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Guardians:
     """How many dormant instances stand by, and at which level (1 keeps a host copy, 2 keeps nothing)."""
 
     replicas: int = 0
     level: int = 2
+    spread: Spread = Spread.NONE
+    """Of guardians and replicas alike: what is a guardian now is a replica next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +198,12 @@ class ModelSpec:
     scaling: Scaling = field(default_factory=Scaling)
     burst: Burst = field(default_factory=Burst)
     autoscaler: Autoscaler = field(default_factory=Autoscaler)
+    priority: int = 0
+    """Higher ones take free devices first (controller/plan/order.py)."""
+    encrypt: bool = False
+    """Weights come from other hosts over TLS alone: what cannot do that is no source."""
+    source_rate: int | None = None
+    """Bytes per second that others together may read from each engine; an agent's own limit holds besides."""
 
     @property
     def key(self) -> str:

@@ -256,17 +256,20 @@ class Guardians(_message.Message):
 
     REPLICAS_FIELD_NUMBER: _builtins.int
     LEVEL_FIELD_NUMBER: _builtins.int
+    SPREAD_FIELD_NUMBER: _builtins.int
     replicas: _builtins.int
     level: _builtins.int
+    spread: _builtins.str
     def __init__(
         self,
         *,
         replicas: _builtins.int = ...,
         level: _builtins.int = ...,
+        spread: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["level", b"level", "replicas", b"replicas"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["level", b"level", "replicas", b"replicas", "spread", b"spread"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -460,6 +463,9 @@ class ModelSpec(_message.Message):
     SCALING_FIELD_NUMBER: _builtins.int
     BURST_FIELD_NUMBER: _builtins.int
     AUTOSCALER_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    ENCRYPT_FIELD_NUMBER: _builtins.int
+    SOURCE_RATE_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     name: _builtins.str
     uri: _builtins.str
@@ -478,6 +484,9 @@ class ModelSpec(_message.Message):
     min_replicas: _builtins.int
     warm_up_requests: _builtins.int
     share_host_copies: _builtins.bool
+    priority: _builtins.int
+    encrypt: _builtins.bool
+    source_rate: _builtins.int
     @_builtins.property
     def served_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -535,13 +544,21 @@ class ModelSpec(_message.Message):
         scaling: Global___Scaling | None = ...,
         burst: Global___Burst | None = ...,
         autoscaler: Global___Autoscaler | None = ...,
+        priority: _builtins.int = ...,
+        encrypt: _builtins.bool = ...,
+        source_rate: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_storage", b"_storage", "autoscaler", b"autoscaler", "burst", b"burst", "drain", b"drain", "guardians", b"guardians", "scale_to_zero", b"scale_to_zero", "scaling", b"scaling", "storage", b"storage", "strategy", b"strategy"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_source_rate", b"_source_rate", "_storage", b"_storage", "autoscaler", b"autoscaler", "burst", b"burst", "drain", b"drain", "guardians", b"guardians", "scale_to_zero", b"scale_to_zero", "scaling", b"scaling", "source_rate", b"source_rate", "storage", b"storage", "strategy", b"strategy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_storage", b"_storage", "args", b"args", "autoscaler", b"autoscaler", "burst", b"burst", "devices_per_member", b"devices_per_member", "drain", b"drain", "engine", b"engine", "env", b"env", "guardians", b"guardians", "host_copies", b"host_copies", "max_replicas", b"max_replicas", "members", b"members", "memory_bytes", b"memory_bytes", "min_replicas", b"min_replicas", "mode", b"mode", "name", b"name", "namespace", b"namespace", "pool", b"pool", "replicas", b"replicas", "revision", b"revision", "rungs", b"rungs", "scale_to_zero", b"scale_to_zero", "scaling", b"scaling", "served_names", b"served_names", "share_host_copies", b"share_host_copies", "start_deadline_seconds", b"start_deadline_seconds", "storage", b"storage", "strategy", b"strategy", "uri", b"uri", "wake_deadline_seconds", b"wake_deadline_seconds", "warm_up_requests", b"warm_up_requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_source_rate", b"_source_rate", "_storage", b"_storage", "args", b"args", "autoscaler", b"autoscaler", "burst", b"burst", "devices_per_member", b"devices_per_member", "drain", b"drain", "encrypt", b"encrypt", "engine", b"engine", "env", b"env", "guardians", b"guardians", "host_copies", b"host_copies", "max_replicas", b"max_replicas", "members", b"members", "memory_bytes", b"memory_bytes", "min_replicas", b"min_replicas", "mode", b"mode", "name", b"name", "namespace", b"namespace", "pool", b"pool", "priority", b"priority", "replicas", b"replicas", "revision", b"revision", "rungs", b"rungs", "scale_to_zero", b"scale_to_zero", "scaling", b"scaling", "served_names", b"served_names", "share_host_copies", b"share_host_copies", "source_rate", b"source_rate", "start_deadline_seconds", b"start_deadline_seconds", "storage", b"storage", "strategy", b"strategy", "uri", b"uri", "wake_deadline_seconds", b"wake_deadline_seconds", "warm_up_requests", b"warm_up_requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__source_rate: _TypeAlias = _typing.Literal["source_rate"]  # noqa: Y015
+    _WhichOneofArgType__source_rate: _TypeAlias = _typing.Literal["_source_rate", b"_source_rate"]  # noqa: Y015
     _WhichOneofReturnType__storage: _TypeAlias = _typing.Literal["storage"]  # noqa: Y015
     _WhichOneofArgType__storage: _TypeAlias = _typing.Literal["_storage", b"_storage"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__source_rate) -> _WhichOneofReturnType__source_rate | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__storage) -> _WhichOneofReturnType__storage | None: ...
 
 Global___ModelSpec: _TypeAlias = ModelSpec  # noqa: Y015

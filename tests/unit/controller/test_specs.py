@@ -5,6 +5,7 @@ from pydantic import ValidationError
 
 from relight.controller.kubernetes.translate import model_spec
 from relight.controller.specs import ModelBody
+from relight.core.errors import InvalidInput
 from relight.core.records import RungKind, Storage
 
 BODY = {"uri": "/m", "revision": "r1", "engine": "stub"}
@@ -58,3 +59,25 @@ def test_a_resource_says_the_same_of_starts_and_storage_as_a_body_does():
         "share_host_copies": True, "rungs": ["storage"], "pool": "default/p",
     }  # fmt: skip
     assert spec == ModelBody.model_validate(body).spec("default", "m")
+
+
+def test_a_resource_says_the_same_of_priority_spread_and_encryption_as_a_body_does():
+    found = {
+        "metadata": {"namespace": "default", "name": "m"},
+        "spec": {
+            "model": {"uri": "/m", "revision": "r1"}, "runtimeRef": {"name": "rt"}, "poolRef": {"name": "p"},
+            "priorityClassName": "urgent", "guardians": {"replicas": 1, "spread": "Required"},
+            "sources": {"encrypt": True, "maxBytesPerSecond": 5},
+        },
+    }  # fmt: skip
+    runtime = {"metadata": {"name": "rt"}, "spec": {"engine": "stub", "image": "x"}}
+    pool = {"metadata": {"name": "p"}, "spec": {"runtimeRef": {"name": "rt"}, "slot": {"resourceName": "x/y"}}}
+    known = ({"default/rt": runtime}, {"default/p": pool})
+    spec = model_spec(found, *known, {"urgent": {"metadata": {"name": "urgent"}, "value": 7}})
+    body = {
+        **BODY, "priority": 7, "guardians": {"replicas": 1, "spread": "required"}, "encrypt": True, "source_rate": 5,
+        "pool": "default/p",
+    }  # fmt: skip
+    assert spec == ModelBody.model_validate(body).spec("default", "m")
+    with pytest.raises(InvalidInput, match="priorityClassName: expected a PriorityClass of the cluster, got urgent"):
+        model_spec(found, *known)
