@@ -22,33 +22,62 @@ DEPLOY, EXAMPLES = ROOT / "deploy" / "kubernetes", ROOT / "examples" / "kubernet
 FILES = [p for p in sorted([*DEPLOY.glob("*.yaml"), *EXAMPLES.glob("*.yaml")]) if p.name != "definitions.yaml"]
 TENANT = "manifests"
 NUMBER = {"type": "integer", "minimum": 1, "maximum": 65535}
-INFERENCE_POOL = {
-    "apiVersion": "apiextensions.k8s.io/v1",
-    "kind": "CustomResourceDefinition",
-    # The server asks for a word of approval for groups of this domain.
-    "metadata": {
-        "name": "inferencepools.inference.networking.k8s.io",
-        "annotations": {"api-approved.kubernetes.io": "unapproved, a test"},
-    },
-    "spec": {
-        "group": "inference.networking.k8s.io", "scope": "Namespaced",
-        "names": {"plural": "inferencepools", "singular": "inferencepool", "kind": "InferencePool"},
-        "versions": [{"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": {
-            "type": "object", "required": ["spec"], "properties": {"spec": {
-                "type": "object", "required": ["selector", "targetPorts", "endpointPickerRef"],
-                "properties": {
-                    "selector": {"type": "object", "required": ["matchLabels"], "properties": {
-                        "matchLabels": {"type": "object", "additionalProperties": {"type": "string"}}}},
-                    "targetPorts": {"type": "array", "minItems": 1, "maxItems": 8, "items": {
-                        "type": "object", "required": ["number"], "properties": {"number": NUMBER}}},
-                    "endpointPickerRef": {"type": "object", "required": ["name"], "properties": {
-                        "group": {"type": "string"}, "kind": {"type": "string"}, "name": {"type": "string"},
-                        "port": {"type": "object", "required": ["number"], "properties": {"number": NUMBER}},
-                        "failureMode": {"type": "string", "enum": ["FailOpen", "FailClose"]}}},
-                }}}}}}],
-    },
-}  # fmt: skip
-"""As its documentation names the fields: nothing else of it runs here."""
+TEXT = {"type": "string"}
+ANY = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+
+
+def some(*required: str, **properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, **({"required": list(required)} if required else {})}
+
+
+def kind(group: str, version: str, plural: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    """A definition with what the kind's documentation says of the fields that the examples use."""
+    schema = {"openAPIV3Schema": some("spec", spec=spec)}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {
+            "name": f"{plural}.{group}",
+            # Groups of Kubernetes' own domains need a word of approval.
+            "annotations": {"api-approved.kubernetes.io": "unapproved, a test"},
+        },
+        "spec": {
+            "group": group, "scope": "Namespaced",
+            "names": {"plural": plural, "singular": name.lower(), "kind": name},
+            "versions": [{"name": version, "served": True, "storage": True, "schema": schema}],
+        },
+    }  # fmt: skip
+
+
+LABELS = {"type": "object", "additionalProperties": TEXT}
+OTHERS = [
+    kind(
+        "inference.networking.k8s.io", "v1", "inferencepools", "InferencePool",
+        some(
+            "selector", "targetPorts", "endpointPickerRef",
+            selector=some("matchLabels", matchLabels=LABELS),
+            targetPorts={"type": "array", "minItems": 1, "items": some("number", number=NUMBER)},
+            endpointPickerRef=some(
+                "name", group=TEXT, kind=TEXT, name=TEXT, port=some("number", number=NUMBER),
+                failureMode={"type": "string", "enum": ["FailOpen", "FailClose"]},
+            ),
+        ),
+    ),
+    kind(
+        "keda.sh", "v1alpha1", "scaledobjects", "ScaledObject",
+        some(
+            "scaleTargetRef", "triggers",
+            scaleTargetRef=some("name", apiVersion=TEXT, kind=TEXT, name=TEXT),
+            minReplicaCount={"type": "integer"}, maxReplicaCount={"type": "integer"},
+            idleReplicaCount={"type": "integer"}, pollingInterval={"type": "integer"},
+            cooldownPeriod={"type": "integer"}, initialCooldownPeriod={"type": "integer"}, fallback=ANY, advanced=ANY,
+            triggers={"type": "array", "minItems": 1, "items": some(
+                "type", "metadata", type=TEXT, metadata=LABELS, metricType=TEXT,
+                authenticationRef=some("name", name=TEXT),
+            )},
+        ),
+    ),
+]  # fmt: skip
 
 
 def objects() -> list[Any]:
@@ -62,15 +91,15 @@ def objects() -> list[Any]:
 
 @pytest.fixture(scope="module")
 def ready(plane: ControlPlane) -> ControlPlane:
-    plane.apply(
-        yaml.safe_dump_all([INFERENCE_POOL, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": TENANT}}])
-    )
+    plane.apply(yaml.safe_dump_all([*OTHERS, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": TENANT}}]))
     return plane
 
 
 @pytest.mark.parametrize("found", objects())
 def test_an_api_server_takes_it(ready: ControlPlane, found: dict[str, Any]) -> None:
     namespace = found["metadata"].get("namespace", TENANT)
+    # Of the same shape, on a server that is older than v2.
+    found = {**found, "apiVersion": found["apiVersion"].replace("autoscaling/v2", "autoscaling/v2beta2")}
     words = ["apply", "--dry-run=server", "-n", namespace, "-f", "-"]
     assert "(server dry run)" in ready.kubectl(*words, stdin=yaml.safe_dump(found))
 
