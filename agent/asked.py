@@ -22,7 +22,7 @@ from relight.protos.relight.v1 import fleet_pb2
 class AgentServicer(LogsServicer):
     """`ring` is None where no cache node runs."""
 
-    def __init__(self, path: Callable[[str], Path], tokens: Tokens, ring: Ring | None) -> None:
+    def __init__(self, path: Callable[[str], Path], tokens: Callable[[], Tokens], ring: Ring | None) -> None:
         super().__init__(path, tokens)
         self._ring = ring
 
@@ -36,7 +36,7 @@ class AgentServicer(LogsServicer):
         sent = {str(k): str(v) for k, v in context.invocation_metadata() or ()}
         try:
             roles = (Role.OPERATOR,) if request.operation == "release" else (Role.VIEWER, Role.OPERATOR)
-            self._tokens.require(sent.get("authorization"), *roles)
+            self._tokens().require(sent.get("authorization"), *roles)
             if self._ring is None:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "no cache node runs here")
             query = from_proto(request, CacheQuery)

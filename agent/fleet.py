@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 from relight.core.clock import Clock
 from relight.core.errors import Fenced, InvalidInput
 from relight.core.logs import get_logger
-from relight.core.records import Assignment, CacheRing, HostTier, SlotReport
+from relight.core.records import Assignment, SlotReport
 from relight.protos.client import ControllerAccess, ControllerStream
 from relight.protos.convert import from_proto, to_proto
 from relight.protos.relight.v1 import fleet_pb2, fleet_pb2_grpc
@@ -23,18 +23,18 @@ def fleet_stream(
     clock: Clock,
     report: Callable[[], SlotReport],
     accept: Callable[[Assignment, float], bool],
-    hear: Callable[[CacheRing | None, HostTier | None], None],
+    hear: Callable[[Assignment], None],
 ) -> ControllerStream:
-    """`report` builds the whole report; `accept` acts on an assignment, told when it was received; `hear` is told of
-    the ring and the host tier that came along, whether or not the assignment was a new one."""
+    """`report` builds the whole report; `accept` acts on an assignment, told when it was received; `hear` is told
+    what came along, whether or not the assignment was a new one."""
 
     def receive(message: Message) -> None:
         received_at = clock.now()
         try:
             told = from_proto(message, Assignment)
-            accept(replace(told, ring=None, host_tier=None), received_at)
+            accept(replace(told, ring=None, host_tier=None, caller=""), received_at)
             # Only here: a fenced sender's word on them counts as little. What was accepted begins after this.
-            hear(told.ring, told.host_tier)
+            hear(told)
         except Fenced as error:
             # The report carries the higher epoch: its sender finds out by that.
             _log.warning("assignment.fenced", reason=str(error))

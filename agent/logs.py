@@ -21,9 +21,9 @@ FOLLOW_SECONDS = 0.25
 
 
 class LogsServicer(fleet_pb2_grpc.AgentServicer):
-    """`path` names an instance's log file."""
+    """`path` names an instance's log file; `tokens` are those that are known at the time of a call."""
 
-    def __init__(self, path: Callable[[str], Path], tokens: Tokens) -> None:
+    def __init__(self, path: Callable[[str], Path], tokens: Callable[[], Tokens]) -> None:
         self._path, self._tokens = path, tokens
 
     async def Logs(  # noqa: N802 - the name of the protocol
@@ -34,7 +34,7 @@ class LogsServicer(fleet_pb2_grpc.AgentServicer):
         """UNAUTHENTICATED, PERMISSION_DENIED, INVALID_ARGUMENT naming the field, or NOT_FOUND."""
         sent = {str(k): str(v) for k, v in context.invocation_metadata() or ()}
         try:
-            self._tokens.require(sent.get("authorization"), Role.VIEWER, Role.OPERATOR)
+            self._tokens().require(sent.get("authorization"), Role.VIEWER, Role.OPERATOR)
         except Denied as error:
             code = grpc.StatusCode.PERMISSION_DENIED if error.authenticated else grpc.StatusCode.UNAUTHENTICATED
             await context.abort(code, str(error))

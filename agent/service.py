@@ -30,14 +30,17 @@ from relight.agent.stages.common import Tools
 from relight.agent.supervisor.client import Exit
 from relight.agent.transitions import SETTLE, Transitions
 from relight.agent.zygotes.keeper import Zygotes
+from relight.core.auth import Identity, Role, TokenEntry
 from relight.core.clock import Clock
 from relight.core.errors import FieldError, InvalidInput, RelightError
 from relight.core.ids import new_id
 from relight.core.logs import get_logger
-from relight.core.records import Assignment, CacheRing, DeviceReport, HostTier, SlotReport
+from relight.core.records import Assignment, DeviceReport, SlotReport
 from relight.protos.relight.v1 import fleet_pb2_grpc
 
 _log = get_logger("agent")
+CONTROLLER = Identity("controller", frozenset({Role.VIEWER, Role.OPERATOR}))
+"""As whom the controller calls: it asked its own callers already."""
 NOISE = 4 << 20
 """Bytes that a device's use may drift without being worth a report of its own."""
 
@@ -74,6 +77,7 @@ class Agent:
         self._zygotes = Zygotes(self._drivers, config.state_dir / "zygotes", self._link, clock)
         self._copies = HostCopies(config.tier_settings(), self._link, clock, lambda: self._fleet.changed())
         self._fleet = fleet_stream(config.controller(), clock, self._report, self._accept, self._hear)
+        self._callers = config.known_tokens()
         self._cache: CacheService | None = None
         self._devices: tuple[DeviceReport, ...] = ()
         self._rails = Rails(False)
@@ -171,7 +175,7 @@ class Agent:
     async def _serve(self, transitions: Transitions) -> grpc.aio.Server:
         server = grpc.aio.server()
         ring = self._cache.ring if self._cache else None
-        servicer = AgentServicer(transitions.log_path, self._config.known_tokens(), ring)
+        servicer = AgentServicer(transitions.log_path, lambda: self._callers, ring)
         fleet_pb2_grpc.add_AgentServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
         address = f"{self._config.host}:{self._config.port}"
         if self._config.tls is None:
@@ -191,11 +195,13 @@ class Agent:
             raise InvalidInput("an assignment for another slot", [wrong])
         return self._transitions is not None and self._transitions.accept(assignment, received_at)
 
-    def _hear(self, ring: CacheRing | None, tier: HostTier | None) -> None:
-        if self._cache is not None and ring is not None:
-            self._cache.hear(ring)
-        if tier is not None:
-            self._copies.hear(tier)
+    def _hear(self, told: Assignment) -> None:
+        if self._cache is not None and told.ring is not None:
+            self._cache.hear(told.ring)
+        if told.host_tier is not None:
+            self._copies.hear(told.host_tier)
+        if told.caller:
+            self._callers = self._config.known_tokens().also(TokenEntry(told.caller, CONTROLLER))
 
     def _on_exit(self, exit_: Exit) -> None:
         kept = self._zygotes.on_exit(exit_) or self._copies.on_exit(exit_)

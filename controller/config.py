@@ -132,9 +132,6 @@ class ControllerConfig(Closed):
     event_stream_seconds: Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)] = 3600.0
     """After how long a stream of events ends at the latest; its reader resumes where it stood."""
     shutdown_grace_seconds: Annotated[float, Field(gt=0, le=300, allow_inf_nan=False)] = 5.0
-    agent_token: Annotated[str, Field(repr=False)] = ""
-    """Shown to agents when their logs or their compile cache are asked for; agents must know it with the role viewer,
-    and operator for the end of a quarantine."""
 
     kubernetes: KubernetesConfig | None = None
     """Absent: models come by REST and from this file, slots are whatever attaches."""

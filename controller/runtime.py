@@ -126,14 +126,17 @@ class Controller:
             await accept.make_known(model.record())
         tls = config.grpc.tls.files() if config.grpc.tls else None
         address = f"{config.grpc.host}:{config.grpc.port}"
-        server, grpc_port = await serve(self.reconciler, self.catalog, admit, tokens, self._clock, address, tls)
+        agents = AgentCalls(tls, AGENT_NAME if cluster else "")
+        server, grpc_port = await serve(
+            self.reconciler, self.catalog, admit, tokens, agents.known_by, self._clock, address, tls
+        )  # fmt: skip
         opened.push_async_callback(server.stop, 0.5)
         scaler_address = await self._serve_scaler(opened, board)
         parts = Parts(
             catalog=self.catalog,
             reconciler=self.reconciler,
             accept=front,
-            agents=AgentCalls(config.agent_token, tls, AGENT_NAME if cluster else ""),
+            agents=agents,
             metrics=metrics,
             autoscaler=autoscaler,
             clock=self._clock,

@@ -86,6 +86,10 @@ class Tokens:
             raise Denied("the token is not known here")
         return found
 
+    def also(self, entry: TokenEntry) -> Tokens:
+        """These, and one more."""
+        return Tokens((*self._entries, entry))
+
     def require(self, authorization: str | None, *roles: Role) -> Identity:
         """The identity, if it has one of `roles`. Raises Denied with the roles that would do."""
         identity = self.identify(authorization)

@@ -53,7 +53,7 @@ async def _ask_ring(parts: Parts, slots: Sequence[SlotView], query: CacheQuery) 
         if not address:
             continue
         try:
-            return await parts.agents.cache(address, query)
+            return await parts.agents.cache(slot.slot, address, query)
         except Unavailable as error:
             refused = str(error)
     raise Unavailable(refused, retry_after=2.0)

@@ -70,7 +70,7 @@ async def _log(
     if known is None:
         # Whose it was nobody knows any more: that takes the right to read every log.
         await caller.require(Right("get", group="", resource="pods", subresource="log"))
-        addresses = [s.report.agent_address for s in seen.values() if s.report.agent_address]
+        asked = [(slot, s.report.agent_address) for slot, s in seen.items() if s.report.agent_address]
     else:
         member = next((m for m in known.members if m.rank == rank), None)
         if member is None:
@@ -81,9 +81,9 @@ async def _log(
         found = seen.get(member.slot)
         if found is None or not found.report.agent_address:
             raise Unavailable(f"the agent of slot {member.slot} is not attached", retry_after=2.0)
-        addresses = [found.report.agent_address]
-    for address in addresses:
-        chunks = parts.agents.logs(address, id, tail_bytes, follow=follow)
+        asked = [(member.slot, found.report.agent_address)]
+    for slot, address in asked:
+        chunks = parts.agents.logs(slot, address, id, tail_bytes, follow=follow)
         try:
             return await anext(chunks, b""), chunks
         except NotFound:

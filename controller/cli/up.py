@@ -84,7 +84,7 @@ def _write(config: MachineConfig, home: Home, clock: Clock) -> list[tuple[str, s
             "authority": str(base / "ca.pem"),
         }
 
-    tokens = {name: new_token() for name in ("operator", "gateway", "agent", "controller")}
+    tokens = {name: new_token() for name in ("operator", "gateway", "agent")}
 
     def entry(name: str, *roles: Role) -> dict[str, Any]:
         return {"sha256": hash_token(tokens[name]), "name": name, "roles": list(roles)}
@@ -96,7 +96,6 @@ def _write(config: MachineConfig, home: Home, clock: Clock) -> list[tuple[str, s
         "http": {"host": LOOPBACK, "port": config.ports.controller},
         "grpc": {"host": LOOPBACK, "port": config.ports.fleet, "tls": tls("controller")},
         "tokens": [operator, entry("gateway", Role.GATEWAY), entry("agent", Role.AGENT)],
-        "agent_token": tokens["controller"],
         "models": [model.model_dump(mode="json") for model in config.models],
         "log_level": config.log_level,
         "otlp_endpoint": config.otlp_endpoint,
@@ -126,7 +125,6 @@ def _write(config: MachineConfig, home: Home, clock: Clock) -> list[tuple[str, s
             fleet,
             tokens,
             tls(f"agent-{node.name}"),
-            entry("controller", Role.VIEWER, Role.OPERATOR),
         )
         files.append((f"agent-{node.name}", "relight.agent", home.write(f"config/agent-{node.name}.json", agent)))
     files.append(("gateway", "relight.gateway", home.write("config/gateway.json", gateway)))
@@ -140,13 +138,11 @@ def _agent(
     fleet: str,
     tokens: dict[str, str],
     tls: dict[str, str],
-    reader: dict[str, Any],
 ) -> dict[str, Any]:
     return {
         "slot": node.name,
         "controller_address": fleet,
         "token": tokens["agent"],
-        "tokens": [reader],
         "tls": tls,
         "state_dir": str(home.path / "nodes" / node.name),
         "force_tcp": node.force_tcp,

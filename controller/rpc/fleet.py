@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -35,8 +35,11 @@ Context = grpc.aio.ServicerContext[fleet_pb2.SlotReport, fleet_pb2.Assignment]
 class FleetService(fleet_pb2_grpc.FleetServicer):
     """Lets agents attach. A newer stream of the same slot ends the older one."""
 
-    def __init__(self, reconciler: Reconciler, catalog: Catalog, admit: AdmitAgent, clock: Clock) -> None:
-        self._reconciler, self._catalog, self._admit, self._clock = reconciler, catalog, admit, clock
+    def __init__(
+        self, reconciler: Reconciler, catalog: Catalog, admit: AdmitAgent, caller: Callable[[str], str], clock: Clock
+    ) -> None:  # fmt: skip
+        self._reconciler, self._catalog, self._clock = reconciler, catalog, clock
+        self._admit, self._caller = admit, caller
         self._streams: dict[str, set[asyncio.Event]] = {}
         catalog.listen(self._stored)
         reconciler.rings.listen(self._poke_all)
@@ -123,7 +126,7 @@ class _Stream:
             newest = (assignment.epoch, assignment.revision, ring, tier)
             if newest != sent:
                 sent = newest
-                yield replace(assignment, ring=ring, host_tier=tier)
+                yield replace(assignment, ring=ring, host_tier=tier, caller=self._service._caller(self._slot))
 
     def _tier(self) -> HostTier | None:
         present, now = self._service._reconciler.hosts.present, self._service._clock.now()

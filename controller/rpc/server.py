@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import hashlib
+import hmac
+import secrets
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import grpc
@@ -14,7 +17,7 @@ from relight.controller.rpc.guard import AdmitAgent
 from relight.controller.rpc.routing import RoutingService
 from relight.controller.rpc.scaler import ExternalScaler
 from relight.controller.state.catalog import Catalog
-from relight.core.auth import Tokens
+from relight.core.auth import Tokens, hash_token
 from relight.core.clock import Clock
 from relight.core.errors import InvalidInput, NotFound, RelightError, Unavailable
 from relight.core.records import CacheAnswer, CacheQuery
@@ -48,16 +51,17 @@ async def serve(
     catalog: Catalog,
     admit: AdmitAgent,
     tokens: Tokens,
+    caller: Callable[[str], str],
     clock: Clock,
     address: str,
     tls: TlsFiles | None,
 ) -> tuple[grpc.aio.Server, int]:
     """A started server on `address` (`host:port`, port 0 picks one), and the port that it has.
 
-    Agents attach as `admit` says, gateways by `tokens`.
+    Agents attach as `admit` says, gateways by `tokens`; `caller` is what each slot's agent is told of who calls it.
     """
     server = grpc.aio.server(options=_OPTIONS)
-    fleet_pb2_grpc.add_FleetServicer_to_server(FleetService(reconciler, catalog, admit, clock), server)  # type: ignore[no-untyped-call]
+    fleet_pb2_grpc.add_FleetServicer_to_server(FleetService(reconciler, catalog, admit, caller, clock), server)  # type: ignore[no-untyped-call]
     routing_pb2_grpc.add_RoutingServicer_to_server(  # type: ignore[no-untyped-call]
         RoutingService(reconciler.gateways, reconciler.router, tokens), server
     )
@@ -97,19 +101,30 @@ _ERRORS: dict[grpc.StatusCode, type[RelightError]] = {
 class AgentCalls:
     """Calls that the controller makes to agents."""
 
-    def __init__(self, token: str, tls: TlsFiles | None, name: str = "") -> None:
+    def __init__(self, tls: TlsFiles | None, name: str = "") -> None:
         """`name` stands in the certificate of every agent, where their addresses do not."""
-        self._metadata = (("authorization", f"Bearer {token}"),)
-        self._tls = tls
+        self._secret, self._tls = secrets.token_bytes(32), tls
         self._options: tuple[tuple[str, Any], ...] = (("grpc.ssl_target_name_override", name),) if name and tls else ()
 
-    async def cache(self, address: str, query: CacheQuery) -> CacheAnswer:
+    def known_by(self, slot: str) -> str:
+        """What the agent of `slot` is told of its caller: the hash of a token that is for it alone."""
+        return hash_token(self._token(slot))
+
+    def _token(self, slot: str) -> str:
+        return hmac.new(self._secret, slot.encode(), hashlib.sha256).hexdigest()
+
+    def _as_caller_of(self, slot: str) -> tuple[tuple[str, str], ...]:
+        return (("authorization", f"Bearer {self._token(slot)}"),)
+
+    async def cache(self, slot: str, address: str, query: CacheQuery) -> CacheAnswer:
         """What the compile-cache ring answers by way of one agent. Raises InvalidInput, NotFound, Unavailable."""
         async with open_channel(address, self._tls, (*_LARGE, *self._options)) as channel:
             stub = fleet_pb2_grpc.AgentStub(channel)  # type: ignore[no-untyped-call]
             try:
                 message = await stub.Cache(
-                    to_proto(query, fleet_pb2.CacheQuery), metadata=self._metadata, timeout=CACHE_SECONDS
+                    to_proto(query, fleet_pb2.CacheQuery),
+                    metadata=self._as_caller_of(slot),
+                    timeout=CACHE_SECONDS,
                 )  # fmt: skip
             except grpc.aio.AioRpcError as error:
                 kind = _ERRORS.get(error.code())
@@ -118,7 +133,9 @@ class AgentCalls:
                 raise Unavailable(f"the agent at {address} did not answer: {error.details()}") from error
             return from_proto(message, CacheAnswer)
 
-    async def logs(self, address: str, instance: str, tail_bytes: int, *, follow: bool) -> AsyncGenerator[bytes, None]:
+    async def logs(
+        self, slot: str, address: str, instance: str, tail_bytes: int, *, follow: bool
+    ) -> AsyncGenerator[bytes, None]:
         """The end of an instance's engine log, then what is appended while `follow`.
 
         Raises NotFound when the agent does not know the instance, Unavailable when it cannot be reached.
@@ -127,7 +144,7 @@ class AgentCalls:
             stub = fleet_pb2_grpc.AgentStub(channel)  # type: ignore[no-untyped-call]
             call = stub.Logs(
                 fleet_pb2.LogRequest(instance=instance, tail_bytes=tail_bytes, follow=follow),
-                metadata=self._metadata,
+                metadata=self._as_caller_of(slot),
                 timeout=None if follow else 30.0,
             )
             try:

@@ -119,8 +119,8 @@ class HostTier:
 class Assignment:
     """All that one slot should run. Revision decides (higher replaces), epoch fences (lower is refused).
 
-    `ring` and `host_tier` travel along and are no part of what the revision names: they are heard whenever the epoch is
-    not fenced.
+    `ring`, `host_tier` and `caller` travel along and are no part of what the revision names: they are heard whenever
+    the epoch is not fenced.
     """
 
     slot: str
@@ -131,3 +131,5 @@ class Assignment:
     """None while the controller does not know the fleet: then the last one heard stands."""
     host_tier: HostTier | None = None
     """None likewise."""
+    caller: str = ""
+    """SHA-256 of the token that the controller shows when it calls this slot's agent, and no other."""

@@ -124,7 +124,12 @@ class Running:
 
 
 class _Logs(fleet_pb2_grpc.AgentServicer):
+    def __init__(self) -> None:
+        self.shown: list[str] = []
+        """Tokens of who called."""
+
     async def Logs(self, request, context):  # noqa: N802 - the name is the protocol's
+        self.shown.append(dict(context.invocation_metadata())["authorization"].removeprefix("Bearer "))
         yield fleet_pb2.LogChunk(data=f"log of {request.instance}\n".encode())
 
     async def Cache(self, request, context):  # noqa: N802 - as above
@@ -163,7 +168,8 @@ class FakeAgent:
 
     async def serve_logs(self) -> None:
         self.logs = grpc.aio.server()
-        fleet_pb2_grpc.add_AgentServicer_to_server(_Logs(), self.logs)
+        self.asked = _Logs()
+        fleet_pb2_grpc.add_AgentServicer_to_server(self.asked, self.logs)
         self.address = f"127.0.0.1:{self.logs.add_insecure_port('127.0.0.1:0')}"
         await self.logs.start()
 

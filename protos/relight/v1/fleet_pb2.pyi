@@ -755,9 +755,11 @@ class Assignment(_message.Message):
     INSTANCES_FIELD_NUMBER: _builtins.int
     RING_FIELD_NUMBER: _builtins.int
     HOST_TIER_FIELD_NUMBER: _builtins.int
+    CALLER_FIELD_NUMBER: _builtins.int
     slot: _builtins.str
     epoch: _builtins.int
     revision: _builtins.int
+    caller: _builtins.str
     @_builtins.property
     def instances(self) -> _containers.RepeatedCompositeFieldContainer[Global___InstanceAssignment]: ...
     @_builtins.property
@@ -773,10 +775,11 @@ class Assignment(_message.Message):
         instances: _abc.Iterable[Global___InstanceAssignment] | None = ...,
         ring: Global___CacheRing | None = ...,
         host_tier: Global___HostTier | None = ...,
+        caller: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_host_tier", b"_host_tier", "_ring", b"_ring", "host_tier", b"host_tier", "ring", b"ring"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_host_tier", b"_host_tier", "_ring", b"_ring", "epoch", b"epoch", "host_tier", b"host_tier", "instances", b"instances", "revision", b"revision", "ring", b"ring", "slot", b"slot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_host_tier", b"_host_tier", "_ring", b"_ring", "caller", b"caller", "epoch", b"epoch", "host_tier", b"host_tier", "instances", b"instances", "revision", b"revision", "ring", b"ring", "slot", b"slot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__host_tier: _TypeAlias = _typing.Literal["host_tier"]  # noqa: Y015
     _WhichOneofArgType__host_tier: _TypeAlias = _typing.Literal["_host_tier", b"_host_tier"]  # noqa: Y015

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from relight.controller.observe.places import Place
+from relight.core.auth import hash_token
 from relight.core.records import CacheReport, InstanceReport
 from relight.core.states import State
 from support.controlplane import CLOCK, DEADLINE, FakeAgent, FakeGateway, Running, _offer, model
@@ -71,6 +72,24 @@ async def test_a_tenants_slot_hears_of_no_cache_node_of_another(pair):
     heard = await honest.until(lambda a: a.assignment.ring and a.assignment.ring.nodes)
     assert [n.slot for n in heard.ring.nodes] == ["honest"]
     assert SIGNER not in heard.ring.signers
+
+
+async def test_the_token_that_an_agent_is_shown_opens_no_other_agent(pair):
+    running, honest, liar, _ = pair
+    await liar.serve_logs()
+    liar.attach()
+    heard = await liar.until(lambda a: a.assignment.caller)
+    own = (await honest.until(lambda a: a.instances)).instances[0].instance
+    # It says that it is reached where the liar listens, as a liar would.
+    honest.address = liar.address
+    honest.dirty.set()
+    async with asyncio.timeout(DEADLINE):
+        while running.controller.reconciler.fleet.seen["honest"].report.agent_address != liar.address:
+            await running.controller.catalog.reached(running.controller.catalog.revision + 1)
+    assert (await running.client.get(f"/api/v1/instances/{own}/logs")).status_code == 200
+    (shown,) = liar.asked.shown
+    assert hash_token(shown) == honest.assignment.caller
+    assert heard.caller != honest.assignment.caller
 
 
 async def _looked_at(running, slot: str) -> None:

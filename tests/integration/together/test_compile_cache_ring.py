@@ -17,14 +17,12 @@ from typing import Any
 import pytest
 
 from relight.controller.cli import pki
-from relight.core.auth import hash_token
 from relight.core.clock import SystemClock
 from support.agent import Slot
 from support.controlplane import TOKENS, Running, model
 
 DEADLINE = 40.0
 MODEL = "/api/v1/namespaces/default/models/m"
-CONTROLLER_TOKEN = "t-controller"
 CHECKOUT = {"PYTHONPATH": str(Path(__file__).resolve().parents[3] / "src")}
 """Engines inherit nothing: this is whose stubs they are."""
 
@@ -39,12 +37,10 @@ class Fleet:
     async def add(self, name: str, **changes: Any) -> Slot:
         directory = self.root / name
         directory.mkdir()
-        reader = {"sha256": hash_token(CONTROLLER_TOKEN), "name": "controller", "roles": ["viewer", "operator"]}
         config = {
             "slot": name,
             "controller_address": self.running.rpc,
             "token": TOKENS["agent"],
-            "tokens": [reader],
             "state_dir": str(directory / "state"),
             "devices": [{"id": "cpu-0", "memory_bytes": 1 << 30}],
             "engines": {"stub": {}},
@@ -108,7 +104,7 @@ async def made_of(controller: dict[str, Any], agents: dict[str, Any], mode: str 
     """A controller with one model of this mode, and agents as they are added; all end with the test."""
     with tempfile.TemporaryDirectory(prefix="rl-") as root:
         spec = model(mode=mode, args=['compiles="graph"'], env=CHECKOUT)
-        running = await Running.start(Path(root), models=[spec], agent_token=CONTROLLER_TOKEN, **controller)
+        running = await Running.start(Path(root), models=[spec], **controller)
         made = Fleet(Path(root), running, **agents)
         try:
             yield made

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from relight.agent import config as agent
-from relight.controller import config as controller
 from relight.core.errors import InvalidInput
 from relight.gateway import config as gateway
 
@@ -17,7 +16,6 @@ SECRET = "rlt_" + "5" * 32
 FILES: dict[str, tuple[Any, dict[str, Any]]] = {
     "agent": (agent.load, {"slot": "a", "controller_address": "127.0.0.1:7000", "token": SECRET, "state_dir": "/x"}),
     "gateway": (gateway.load, {"controller_address": "127.0.0.1:7000", "token": SECRET}),
-    "controller": (controller.load, {"state_path": "/x", "agent_token": SECRET}),
 }
 
 
