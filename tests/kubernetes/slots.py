@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -22,6 +23,7 @@ from typing import Any
 
 from tests.kubernetes.admission import KEPT
 
+from relight.agent.procfs import Procfs
 from relight.controller.kubernetes.api import POD, Api, Kind, Object
 from relight.controller.kubernetes.cache import Cache
 from relight.controller.kubernetes.pods import SHARED_PATH, TOKEN_PATH
@@ -198,6 +200,11 @@ class Kubelets:
             if process is not None:
                 process.kill()
                 await process.wait()
+        # Nobody is left who would end what the supervisor had started.
+        journal = (slot.directory / "shared" / "state" / "supervisor.journal").resolve()
+        for stat, _ in Procfs().marked(hashlib.sha256(str(journal).encode()).hexdigest()[:16]):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(stat.pid, signal.SIGKILL)
 
     async def upgrade_agent(self, slot: SlotPod) -> None:
         """The agent's container is replaced in place; the engine's runs on."""
