@@ -70,7 +70,7 @@ async def test_other_content_is_refused_by_the_engine_naming_the_field(one: Live
     path = next((one.state / "nodes").glob(f"*/*/{sleeper}/worker-0.sock"))
     other = next(p for p in (one.state / "nodes").glob("*/*/*/source-0.sock") if sleeper not in str(p))
     reference = SourceRef("other", "node-a", 1, "", "", f"unix:{other}", "none")
-    (arguments,) = refill_arguments(Rung(RungKind.PEER_SHM, "a test", reference), "r2", "", 1)
+    (arguments,) = refill_arguments(Rung(RungKind.PEER_SHM, "a test", reference), "r2", "", 1, share=False)
     with pytest.raises(RemoteFault, match="refused this reader"):
         await call(path, "refill", arguments, deadline=30)
 
