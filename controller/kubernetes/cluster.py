@@ -93,6 +93,8 @@ class Cluster:
         self._operator = operator
         # Before the first pass: a slot that stands nowhere would have its replicas taken away.
         await operator.open()
+        # And on an emptied store models must be there before agents are, whose instances are adopted by them.
+        await operator.step()
         if config.metrics is not None:
             self._metrics = MetricsServer(config.metrics, self._api, self._reviews, board, self._clock)
             log.info("metrics.ready", address=await self._metrics.open())
