@@ -78,6 +78,7 @@ class Api:
     async def open(cls, kubeconfig: Path | None) -> Api:
         """By a kubeconfig file, or by the service account of this pod. Raises InvalidInput where that cannot be."""
         configuration = Configuration()
+        # The client's loaders and its close carry no types: hence the three exemptions here and in `close`.
         try:
             if kubeconfig is None:
                 kube_config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]

@@ -45,6 +45,7 @@ class Cluster:
         identity = f"{self._pod}_{new_id('c')}"
         self._election = Election(api, config.namespace, config.lease, identity, clock, config.lease_seconds)
         self._reviews = Reviews(api, clock)
+        self._keeping: asyncio.Task[None] | None = None
         self._operator: Operator | None = None
         self._metrics: MetricsServer | None = None
 
@@ -54,12 +55,17 @@ class Cluster:
         return cls(await Api.open(config.kubeconfig), config, clock)
 
     async def close(self) -> None:
-        """Ends the connection."""
+        """Ends the connection, and a turn that was never begun."""
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.gather(self._keeping, return_exceptions=True)
         await self._api.close()
 
     async def lead(self) -> None:
         """Waits for this controller's turn, and has the Service of controllers lead to it alone."""
         await self._election.win()
+        # From here on: filling caches, and the first step of a large cluster, may take longer than the lease lasts.
+        self._keeping = asyncio.create_task(self._election.keep(), name="election")
         await leader.show(self._api, self._config.namespace, self._pod)
 
     @property
@@ -103,12 +109,12 @@ class Cluster:
 
     def tasks(self) -> tuple[asyncio.Task[None], ...]:
         """What runs while this controller leads; the end of one is the end of its turn."""
-        if self._operator is None:
+        if self._operator is None or self._keeping is None:
             return ()
         metrics = [asyncio.create_task(self._metrics.run(), name="metrics")] if self._metrics else []
         return (
             asyncio.create_task(self._operator.run(), name="operator"),
-            asyncio.create_task(self._election.keep(), name="election"),
+            self._keeping,
             *metrics,
         )
 

@@ -105,6 +105,7 @@ class MetricsServer:
                     # What was good before goes on.
                     log.error("metrics.not-renewed", error=str(error))
                 except Exception:
+                    # Autoscalers hold without metrics; the leader that serves them goes on, and the log tells of it.
                     log.exception("metrics.defect")
         finally:
             following.cancel()

@@ -135,6 +135,7 @@ class Operator:
                 log.warning("step.failed", error=str(error))
                 retry = True
             except Exception:
+                # One object that nobody thought of must not end the leader: the rest is kept, and the log tells of it.
                 log.exception("step.defect")
                 retry = True
             if retry:
