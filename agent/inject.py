@@ -9,10 +9,17 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
-from importlib import import_module
+import zipfile
+from importlib import import_module, metadata
 from pathlib import Path
 
 PARTS = ("core", "transfer", "plugin", "agent")
+LIBRARIES = ("elftools", "xxhash")
+"""What the plugin needs besides, and engines' images need not have."""
+WHEELS = Path(sys.prefix) / "share" / "relight" / "wheels"
+"""Wheels of those libraries for other interpreters than this one: the compiled parts of all lie side by side."""
+PLUGINS = {"vllm.general_plugins": {"relight": "relight.plugin.vllm.register:register"}}
+"""Where engines look for plugins, as an installed relight-engine would say it."""
 _PYTHON = """#!/bin/sh
 here=$(CDPATH= cd -- "$(dirname -- "$0")/.." && pwd)
 export PYTHONPATH="$here/lib${PYTHONPATH:+:$PYTHONPATH}"
@@ -43,18 +50,31 @@ def main() -> int:
     return 0
 
 
-def inject(directory: Path) -> None:
+def inject(directory: Path, wheels: Path = WHEELS) -> None:
     """Writes `lib` and `bin` below `directory`; what an earlier version left there is replaced whole."""
-    library = directory / "lib" / "relight"
+    library = directory / "lib"
     shutil.rmtree(library, ignore_errors=True)
-    for part in PARTS:
-        source = Path(import_module(f"relight.{part}").__path__[0])
-        shutil.copytree(source, library / part, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+    for name, place in (*((f"relight.{p}", f"relight/{p}") for p in PARTS), *((n, n) for n in LIBRARIES)):
+        source = Path(import_module(name).__path__[0])
+        shutil.copytree(source, library / place, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+    for wheel in sorted(wheels.glob("*.whl")):
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(library, [n for n in archive.namelist() if n.partition("/")[0] in LIBRARIES])
+    _register(library)
     for name, text in PROGRAMS.items():
         program = directory / "bin" / name
         program.parent.mkdir(parents=True, exist_ok=True)
         program.write_text(_PYTHON + text)
         program.chmod(0o755)
+
+
+def _register(library: Path) -> None:
+    version = metadata.version("relight")
+    told = library / f"relight_engine-{version}.dist-info"
+    told.mkdir()
+    (told / "METADATA").write_text(f"Metadata-Version: 2.1\nName: relight-engine\nVersion: {version}\n")
+    lines = [f"[{group}]\n" + "".join(f"{n} = {v}\n" for n, v in names.items()) for group, names in PLUGINS.items()]
+    (told / "entry_points.txt").write_text("\n".join(lines))
 
 
 if __name__ == "__main__":

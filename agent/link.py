@@ -16,9 +16,9 @@ from relight.core.logs import get_logger
 
 _log = get_logger("agent.link")
 PATIENCE = 10.0
+"""Seconds that a call waits for a supervisor that is being restarted."""
 BESIDE_PATIENCE = 300.0
 """Seconds that one in another container is waited for: its image may still be pulled."""
-"""Seconds that a call waits for a supervisor that is being restarted."""
 
 
 class SupervisorLink:
@@ -96,6 +96,15 @@ class SupervisorLink:
                     return found
             try:
                 return await client.spawn(instance, command.argv, dict(command.env), command.cwd, log)
+            except Unavailable:
+                self._forget(client)
+
+    async def environment(self) -> dict[str, str]:
+        """Variables of where engines run. Raises InvalidInput (the supervisor is too old), Unavailable."""
+        while True:
+            client = await self._ready()
+            try:
+                return await client.environment()
             except Unavailable:
                 self._forget(client)
 

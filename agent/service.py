@@ -28,6 +28,7 @@ from relight.agent.serving import Serving
 from relight.agent.stages.caches import Caches
 from relight.agent.stages.common import Tools
 from relight.agent.supervisor.client import Exit
+from relight.agent.surroundings import Surroundings
 from relight.agent.transitions import SETTLE, Transitions
 from relight.agent.zygotes.keeper import Zygotes
 from relight.core.auth import Identity, Role, TokenEntry
@@ -63,7 +64,6 @@ class Agent:
         """Raises InvalidInput for devices, engines or journals that cannot be used."""
         self._config, self._clock, self._sleep = config, clock, sleep
         self._backend: DeviceBackend = CpuDevices(config.device_list())
-        self._drivers = registry.build(config.engines, self._backend.enumerate())
         config.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._journal = Journal(config.state_dir / "agent.journal")
         self._link = SupervisorLink(
@@ -74,6 +74,8 @@ class Agent:
             self._on_exit,
             beside=config.supervisor_beside,
         )
+        self._surroundings = Surroundings(self._link, config.state_dir / "asks", here=not config.supervisor_beside)
+        self._drivers = registry.build(config.engines, self._backend.enumerate(), self._surroundings)
         self._zygotes = Zygotes(self._drivers, config.state_dir / "zygotes", self._link, clock)
         self._copies = HostCopies(config.tier_settings(), self._link, clock, lambda: self._fleet.changed())
         self._fleet = fleet_stream(config.controller(), clock, self._report, self._accept, self._hear)
@@ -91,7 +93,10 @@ class Agent:
 
         Raises Unavailable when no supervisor can be had.
         """
-        running = self._copies.take_over(self._zygotes.take_over(await self._link.open()))
+        running = await self._link.open()
+        await self._surroundings.learn()
+        running = await self._surroundings.take_over(running)
+        running = self._copies.take_over(self._zygotes.take_over(running))
         await self._copies.begin()
         ledger = Ledger(self._backend, self._link.owner)
         own = self._config
@@ -108,7 +113,7 @@ class Agent:
         self._transitions = transitions
         self._me.boot_id = self._backend.boot_id()
         await transitions.adopt(running, self._me.boot_id)
-        self._me.engines = await asyncio.to_thread(self._versions)
+        self._me.engines = await self._versions()
         self._devices = await asyncio.to_thread(ledger.measure, self._claims(transitions))
         server = await self._serve(transitions)
         serving = self._open_serving(transitions)
@@ -168,8 +173,8 @@ class Agent:
         _log.info("serving.begun", address=address)
         return serving
 
-    def _versions(self) -> dict[str, str]:
-        found = {name: driver.version() for name, driver in self._drivers.items()}
+    async def _versions(self) -> dict[str, str]:
+        found = {name: await driver.version() for name, driver in self._drivers.items()}
         return {name: version for name, version in found.items() if version is not None}
 
     async def _serve(self, transitions: Transitions) -> grpc.aio.Server:
@@ -204,7 +209,7 @@ class Agent:
             self._callers = self._config.known_tokens().also(TokenEntry(told.caller, CONTROLLER))
 
     def _on_exit(self, exit_: Exit) -> None:
-        kept = self._zygotes.on_exit(exit_) or self._copies.on_exit(exit_)
+        kept = self._surroundings.on_exit(exit_) or self._zygotes.on_exit(exit_) or self._copies.on_exit(exit_)
         if not kept and self._transitions is not None:
             self._transitions.on_exit(exit_)
 

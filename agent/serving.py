@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import httpx
@@ -103,15 +103,16 @@ class Serving:
         endpoint = member.report().endpoint
         if endpoint is None:
             return _refused("nothing is ready here")
-        wrong = _not_for(member, request, body)
-        if wrong:
+        asked = _parsed(body) if request.method == "POST" else None
+        if wrong := _not_for(member, request.headers.get(INCARNATION), asked):
             return _refused(wrong)
-        body = _named(body, endpoint.served_name)
+        if asked is not None:
+            body = _named(member, asked, body, endpoint.served_name)
         headers = [(k, v) for k, v in request.headers.items() if k.lower() not in _HOP]
         path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        asked = self._client.build_request(request.method, f"{endpoint.url}{path}", headers=headers, content=body)
+        sent = self._client.build_request(request.method, f"{endpoint.url}{path}", headers=headers, content=body)
         try:
-            reply = await self._client.send(asked, stream=True)
+            reply = await self._client.send(sent, stream=True)
         except httpx.HTTPError as error:
             _log.warning("request.failed", instance=member.instance, reason=f"{type(error).__name__}: {error}")
             return _refused(f"{member.instance} does not answer")
@@ -173,33 +174,30 @@ async def _whole(request: Request) -> bytes | None:
     return b"".join(parts)
 
 
-def _not_for(member: Member, request: Request, body: bytes) -> str:
-    """Why the request is not for what is ready here; empty when it is."""
-    wanted = request.headers.get(INCARNATION)
-    if wanted is not None and wanted != str(member.incarnation):
-        return f"incarnation {member.incarnation} is ready here, {wanted[:20]} is asked for"
-    if request.method != "POST" or not body:
-        return ""
+def _parsed(body: bytes) -> dict[str, Any] | None:
+    """The JSON object that was sent; None for anything else: the engine says better what is wrong with it."""
     try:
-        asked: Any = json.loads(body)
+        asked: Any = json.loads(body) if body else None
     except (ValueError, RecursionError):
-        # The engine says better what is wrong with it.
-        return ""
-    name = asked.get("model") if isinstance(asked, dict) else None
+        return None
+    return asked if isinstance(asked, dict) else None
+
+
+def _not_for(member: Member, incarnation: str | None, asked: Mapping[str, Any] | None) -> str:
+    """Why the request is not for what is ready here; empty when it is."""
+    if incarnation is not None and incarnation != str(member.incarnation):
+        return f"incarnation {member.incarnation} is ready here, {incarnation[:20]} is asked for"
+    name = asked.get("model") if asked else None
     spec = member.assignment.spec
-    names = spec.served_names or (spec.name,)
+    names = (*(spec.served_names or (spec.name,)), *spec.adapter_names)
     if isinstance(name, str) and name and name not in names:
         return f"{', '.join(names)} is ready here, {name[:80]!r} is asked for"
     return ""
 
 
-def _named(body: bytes, served_name: str) -> bytes:
-    """The body with the one name by which the engine knows its model; untouched when it says that, or is no JSON."""
-    try:
-        asked: Any = json.loads(body) if body else None
-    except (ValueError, RecursionError):
-        return body
-    if not isinstance(asked, dict) or asked.get("model") in (None, served_name):
+def _named(member: Member, asked: Mapping[str, Any], body: bytes, served_name: str) -> bytes:
+    """The body with the name by which the engine knows what is asked for; untouched when it says that or none."""
+    if asked.get("model") in (None, served_name, *member.assignment.spec.adapter_names):
         return body
     return json.dumps({**asked, "model": served_name}, ensure_ascii=False).encode()
 

@@ -6,7 +6,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from relight.core.errors import FieldError, InvalidInput
 from relight.core.records import (
+    Adapter,
     Autoscaler,
     Burst,
     Drain,
@@ -15,6 +17,7 @@ from relight.core.records import (
     Mode,
     ModelSpec,
     OnTimeout,
+    Proving,
     RungKind,
     ScaleToZero,
     Scaling,
@@ -26,6 +29,7 @@ from relight.core.records import (
 _NAME = "[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?"
 NAME_PATTERN = f"^{_NAME}$"
 POOL_PATTERN = f"^({_NAME}/{_NAME})?$"
+ADAPTER_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$"
 WEIGHTS_PATTERN = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.safetensors"
 STORAGE_PATTERN = r"https?://[^/@?#\s]+(/[^@#\s]*)?"
 MAX_REPLICAS = 10_000
@@ -137,6 +141,21 @@ class AutoscalerBody(_Body):
     window_seconds: Seconds = 60.0
 
 
+class ProofBody(_Body):
+    """What a replica's canary is held to: how many tokens, each equal to the source's, and by how many nats their
+    log-probabilities may differ."""
+
+    tokens: Annotated[int, Field(ge=1, le=64), Whole] = 1
+    tolerance_nats: Annotated[float, Field(gt=0, le=10)] = 0.05
+
+
+class AdapterBody(_Body):
+    """A low-rank adapter that every replica serves beside its model, under a name of its own."""
+
+    name: Annotated[str, Field(min_length=1, max_length=256, pattern=ADAPTER_PATTERN)]
+    uri: NonEmpty
+
+
 class ModelBody(_Body):
     """One model as its owner asks for it; its name and namespace stand in the path."""
 
@@ -175,9 +194,21 @@ class ModelBody(_Body):
     priority: Annotated[int, Field(ge=-1_000_000_000, le=1_000_000_000), Whole] = 0
     encrypt: Annotated[bool, Field(strict=True)] = False
     source_rate: Annotated[int, Field(ge=1, le=1 << 50), Whole] | None = None
+    expert_parallel: Annotated[bool, Field(strict=True)] = False
+    proof: ProofBody = ProofBody()
+    adapters: Annotated[list[AdapterBody], Field(max_length=64)] = []
+
+    @model_validator(mode="after")
+    def _named_apart(self) -> ModelBody:
+        names = [*self.served_names, *(a.name for a in self.adapters)]
+        if self.adapters and len(set(names)) < len(names):
+            raise ValueError("adapters and served names need a name each")
+        return self
 
     def spec(self, namespace: str, name: str) -> ModelSpec:
-        """As the shared record."""
+        """As the shared record. Raises InvalidInput for an adapter of the model's own name."""
+        if any(a.name == name for a in self.adapters):
+            raise InvalidInput("bad model", [FieldError("adapters", "other names than the model's own", name)])
         return ModelSpec(
             namespace=namespace,
             name=name,
@@ -212,4 +243,7 @@ class ModelBody(_Body):
             priority=self.priority,
             encrypt=self.encrypt,
             source_rate=self.source_rate,
+            expert_parallel=self.expert_parallel,
+            proof=Proving(self.proof.tokens, self.proof.tolerance_nats),
+            adapters=tuple(Adapter(a.name, a.uri) for a in self.adapters),
         )

@@ -104,7 +104,7 @@ class App:
             forwarded = {name: headers[name] for name in _FORWARDED if name in headers}
             forwarded |= {"x-request-id": request_id}
             forwarded.setdefault("content-type", "application/json")
-            job = Job(asked, label, path, forwarded, pin, request_id, since)
+            job = Job(asked, label, path, forwarded, pin, request_id, since, asked.model in model.adapters)
             await self._run(job, receive, send)
         except ClientGone:
             self._metrics.cancelled.labels(label).inc()

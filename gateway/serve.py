@@ -43,6 +43,8 @@ class Job:
     request_id: str
     since: float
     """Monotonic time of arrival."""
+    adapter: bool = False
+    """The client means an adapter: engines know it by that name."""
     avoid: set[Key] = field(default_factory=set)
     begun: bool = False
     status: int = 0
@@ -96,7 +98,8 @@ async def _once(
     *,
     last: bool,
 ) -> None:
-    body = job.asked.for_engine(replica.served_name)
+    known = job.asked.model if job.adapter else replica.served_name
+    body = job.asked.for_engine(known)
     sent_at = clock.now()
     first = desk.first_of(replica, sent_at)
     exchange = await upstream.send(replica.url, job.path, job.headers, body)
@@ -104,7 +107,7 @@ async def _once(
         elsewhere = not last and not job.pin and desk.has_other(job.model, job.avoid, replica)
         if exchange.response.status >= 500 and elsewhere:
             raise _TryElsewhere(f"answered {exchange.response.status}")
-        renamer = Renamer(replica.served_name, job.asked.model)
+        renamer = Renamer(known, job.asked.model)
         head = _head(job, replica, exchange)
         job.status = exchange.response.status
         streamed = any(k == b"content-type" and v.startswith(b"text/event-stream") for k, v in head)

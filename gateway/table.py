@@ -25,10 +25,10 @@ class Names:
 
     @classmethod
     def of(cls, table: RouteTable) -> Names:
-        """A model answers to `namespace/name`, its bare name, and its served names."""
+        """A model answers to `namespace/name`, its bare name, its served names and those of its adapters."""
         found: dict[str, list[RouteModel]] = {}
         for model in table.models:
-            for name in {f"{model.namespace}/{model.name}", model.name, *model.served_names}:
+            for name in {f"{model.namespace}/{model.name}", model.name, *model.served_names, *model.adapters}:
                 found.setdefault(name, []).append(model)
         return cls({name: tuple(models) for name, models in found.items()})
 

@@ -38,6 +38,8 @@ class EngineCommand:
     argv: tuple[str, ...]
     env: Mapping[str, str]
     cwd: Path
+    model_files: Mapping[str, str] = field(default_factory=dict)
+    """Digests of the model's files that decide what is compiled, found on the way; by name."""
 
 
 ROOM = 8192
@@ -223,8 +225,8 @@ class EngineDriver(Protocol):
 
     name: str
 
-    def version(self) -> str | None:
-        """The installed engine's version, or None with nothing installed here."""
+    async def version(self) -> str | None:
+        """The installed engine's version, or None with nothing installed where engines run."""
         ...
 
     def zygote(self, directory: Path) -> ZygoteCommand | None:
@@ -232,13 +234,14 @@ class EngineDriver(Protocol):
         none, with nothing gained by one."""
         ...
 
-    def command(self, context: MemberContext) -> EngineCommand:
-        """How to start this member. Raises InvalidInput for arguments that Relight must own itself."""
+    async def command(self, context: MemberContext) -> EngineCommand:
+        """How to start this member. Raises InvalidInput for arguments that Relight must own itself, or a model that is
+        not where engines run; Unavailable when that cannot be asked."""
         ...
 
-    def compile_start(self, context: MemberContext, command: EngineCommand) -> EngineStart | None:
-        """All that decides what this start compiles; None for an engine without compile caches. Blocks: it asks the
-        engine's environment, once. Raises InvalidInput."""
+    async def compile_start(self, context: MemberContext, command: EngineCommand) -> EngineStart | None:
+        """All that decides what this start compiles; None for an engine without compile caches. Raises InvalidInput,
+        Unavailable."""
         ...
 
     def handle(self, context: MemberContext) -> EngineHandle:

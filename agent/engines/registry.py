@@ -8,6 +8,7 @@ from typing import Any
 
 from relight.agent.devices.base import Device
 from relight.agent.engines.base import EngineDriver
+from relight.agent.surroundings import Surroundings
 from relight.core.errors import FieldError, InvalidInput
 
 DRIVERS = {
@@ -16,8 +17,10 @@ DRIVERS = {
 }
 
 
-def build(engines: Mapping[str, Mapping[str, Any]], devices: tuple[Device, ...]) -> dict[str, EngineDriver]:
-    """A driver for each configured engine: its settings and the slot's `devices` as keyword arguments.
+def build(
+    engines: Mapping[str, Mapping[str, Any]], devices: tuple[Device, ...], surroundings: Surroundings
+) -> dict[str, EngineDriver]:
+    """A driver for each configured engine: the slot's devices, where its engines run, and the engine's settings.
 
     Raises InvalidInput for an unknown engine or settings that the driver does not take.
     """
@@ -28,7 +31,7 @@ def build(engines: Mapping[str, Mapping[str, Any]], devices: tuple[Device, ...])
             raise InvalidInput("unknown engine", [FieldError(f"engines.{name}", known, name)])
         module, driver = DRIVERS[name]
         try:
-            found[name] = getattr(import_module(module), driver)(devices=devices, **settings)
+            found[name] = getattr(import_module(module), driver)(devices, surroundings, **settings)
         except TypeError as error:
             raise InvalidInput(
                 "bad engine settings", [FieldError(f"engines.{name}", "settings that it takes", str(error))]

@@ -28,6 +28,7 @@ from relight.agent.engines.base import (
     ZygoteCommand,
 )
 from relight.agent.engines.stub_server import token
+from relight.agent.surroundings import Surroundings
 from relight.core.clock import Clock, SystemClock
 from relight.core.errors import LocalFault, ModelDirty, RemoteFault
 from relight.core.fingerprint import Fingerprint, digest
@@ -48,11 +49,12 @@ class StubDriver:
     name = "stub"
 
     def __init__(
-        self, devices: Sequence[Device] = (), clock: Clock | None = None, zygote: Mapping[str, str] | None = None
+        self, devices: Sequence[Device], surroundings: Surroundings, zygote: Mapping[str, str] | None = None
     ) -> None:
-        self._clock, self._zygote = clock or SystemClock(), zygote
+        """It is this interpreter's own code, and knows no devices."""
+        self._clock, self._zygote = SystemClock(), zygote
 
-    def version(self) -> str | None:
+    async def version(self) -> str | None:
         return VERSION
 
     def zygote(self, directory: Path) -> ZygoteCommand | None:
@@ -65,7 +67,7 @@ class StubDriver:
         env = {"RELIGHT_ROOM": "." * ROOM, **self._zygote}
         return ZygoteCommand(EngineCommand(argv, env, directory), directory / "s")
 
-    def command(self, context: MemberContext) -> EngineCommand:
+    async def command(self, context: MemberContext) -> EngineCommand:
         spec = context.assignment.spec
         argv = (
             sys.executable, "-m", "relight.agent.engines.stub_server",
@@ -78,7 +80,7 @@ class StubDriver:
         )  # fmt: skip
         return EngineCommand(argv, {**spec.env, **trees.environment("vllm", context.compile_root)}, context.directory)
 
-    def compile_start(self, context: MemberContext, command: EngineCommand) -> EngineStart | None:
+    async def compile_start(self, context: MemberContext, command: EngineCommand) -> EngineStart | None:
         spec = context.assignment.spec
         compiles = stub_settings.parse(spec.args).compiles
         if not compiles:

@@ -6,14 +6,11 @@ Control endpoints listen on the bind host, loopback by default. The handle on a 
 from __future__ import annotations
 
 import json
-import os
 import socket
-import subprocess
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from relight.agent.cache import probe, trees
+from relight.agent.cache import trees
 from relight.agent.cache.key import EngineStart
 from relight.agent.devices.base import Device
 from relight.agent.engines.base import (
@@ -23,8 +20,9 @@ from relight.agent.engines.base import (
     ZygoteCommand,
 )
 from relight.agent.engines.vllm_handle import VllmHandle, endpoint_file, served_name
-from relight.core.clock import Clock, SystemClock
-from relight.core.errors import FieldError, InvalidInput
+from relight.agent.surroundings import Surroundings
+from relight.core.clock import SystemClock
+from relight.core.errors import FieldError, InvalidInput, RelightError
 from relight.core.logs import get_logger
 from relight.core.records import ModelSpec, Shapes
 from relight.core.tls import TlsFiles
@@ -34,6 +32,7 @@ log = get_logger("agent.vllm")
 OWN_ARGUMENTS = (
     "--worker-cls", "--load-format", "--host", "--port", "--uds", "--served-model-name", "--model",
     "--enable-sleep-mode", "--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--data-parallel-size",
+    "--enable-expert-parallel", "-ep", "--lora-modules",
 )  # fmt: skip
 """Arguments that decide how Relight reaches or divides the engine: it sets them itself."""
 BACKEND = "--distributed-executor-backend"
@@ -58,45 +57,47 @@ class VllmDriver:
     name = "vllm"
 
     def __init__(
-        self, python: str, devices: tuple[Device, ...] = (), clock: Clock | None = None, zygote: bool = True
+        self, devices: tuple[Device, ...], surroundings: Surroundings, python: str, zygote: bool = True
     ) -> None:
         """`python` is the interpreter of the engine's environment; `zygote` keeps one that has imported it.
 
-        Raises InvalidInput when there is none.
+        Raises InvalidInput when there is none, as far as that can be seen from here.
         """
-        self._python, self._zygote = Path(python), zygote
-        if not self._python.is_file():
+        self._devices, self._surroundings = {d.id: d for d in devices}, surroundings
+        self._python, self._zygote = python, zygote
+        if surroundings.here and not Path(python).is_file():
             raise InvalidInput("no engine environment", [FieldError("engines.vllm.python", "an interpreter", python)])
-        self._devices = {d.id: d for d in devices}
-        self._clock = clock or SystemClock()
-        self._version: str | None = None
-        self._probing = threading.Lock()
-        self._probed: tuple[probe.Environment, Mapping[str, str]] | None = None
+        self._clock = SystemClock()
+        self._seen: Mapping[str, Mapping[str, str]] = {}
 
-    def version(self) -> str | None:
-        """Asks the environment once; importing vLLM itself would take seconds."""
-        if self._version is None:
-            code = "from importlib.metadata import version as v; v('relight-engine'); print(v('vllm'))"
-            try:
-                done = subprocess.run(
-                    [str(self._python), "-c", code], capture_output=True, text=True, timeout=30, check=True
-                )
-            except (OSError, subprocess.SubprocessError) as error:
-                log.warning("vllm.version", reason=str(error))
-                return None
-            self._version = done.stdout.strip()
-        return self._version
+    async def version(self) -> str | None:
+        try:
+            seen = await self._environment_seen()
+        except RelightError as error:
+            log.warning("vllm.version", reason=str(error))
+            return None
+        if seen["missing"]:
+            told = "; ".join(f"{name}: {why}" for name, why in seen["missing"].items())
+            log.warning("vllm.version", reason=f"Relight's part in {self._python} lacks {told}")
+            return None
+        return seen["versions"].get("vllm")
+
+    async def _environment_seen(self) -> Mapping[str, Mapping[str, str]]:
+        """Asked once: an environment that changes under its engines takes a new agent."""
+        if not self._seen:
+            self._seen = await self._surroundings.ask(self._python, {"environment": True})
+        return self._seen
 
     def zygote(self, directory: Path) -> ZygoteCommand | None:
         if not self._zygote:
             return None
         socket_path = directory / "s"
         argv = (
-            str(self._python), "-m", "relight.plugin.zygote", "--socket", str(socket_path),
+            self._python, "-m", "relight.plugin.zygote", "--socket", str(socket_path),
             "--preload", "relight.plugin.vllm.preload", "." * ROOM,
         )  # fmt: skip
         env = {
-            **_inherited(),
+            **self._surroundings.variables,
             **_ALWAYS,
             # One OS thread: libraries that start theirs when they are loaded are told not to.
             **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
@@ -111,33 +112,31 @@ class VllmDriver:
         }
         return ZygoteCommand(EngineCommand(argv, env, directory), socket_path)
 
-    def command(self, context: MemberContext) -> EngineCommand:
+    async def command(self, context: MemberContext) -> EngineCommand:
         spec = context.assignment.spec
         self._check(spec.args, spec.env)
         if spec.members != 1:
             raise InvalidInput("bad model", [FieldError("members", "1 for vllm on the CPU", str(spec.members))])
-        if not (Path(spec.uri) / "config.json").is_file():
+        files = (await self._surroundings.ask(self._python, {"model": spec.uri}))["model"]
+        if "config.json" not in files:
             raise InvalidInput("bad model", [FieldError("uri", "a directory with config.json", spec.uri)])
         port = _free_port(context.bind_host)
         served = served_name(context)
         endpoint_file(context.directory).write_text(json.dumps({"host": context.bind_host, "port": port}))
         arguments = [
-            str(self._python), "-m", "vllm.entrypoints.cli.main", "serve", spec.uri, *spec.args, *_divided(spec),
-            "--served-model-name", served, "--host", context.bind_host, "--port", str(port),
+            self._python, "-m", "vllm.entrypoints.cli.main", "serve", spec.uri, *spec.args, *_divided(spec),
+            *_adapters(spec), "--served-model-name", served, "--host", context.bind_host, "--port", str(port),
             *(ON_CPU if self._on_cpu(context) else ON_GPU),
         ]  # fmt: skip
-        return EngineCommand(tuple(arguments), self._environment(context), context.directory)
+        return EngineCommand(tuple(arguments), self._environment(context), context.directory, files)
 
-    def compile_start(self, context: MemberContext, command: EngineCommand) -> EngineStart | None:
+    async def compile_start(self, context: MemberContext, command: EngineCommand) -> EngineStart | None:
         spec = context.assignment.spec
-        with self._probing:
-            if self._probed is None:
-                self._probed = probe.environment(str(self._python)), probe.processor()
-        found, device = self._probed
+        seen = await self._environment_seen()
         ranks = "0" if spec.devices_per_member == 1 else f"0-{spec.devices_per_member - 1}"
         return EngineStart(
-            self.name, spec.uri, command.argv[command.argv.index(spec.uri) + 1 :], command.env, found.versions,
-            found.sources, found.code, device, probe.model_files(Path(spec.uri)), ranks,
+            self.name, spec.uri, command.argv[command.argv.index(spec.uri) + 1 :], command.env, seen["versions"],
+            seen["sources"], seen["code"], seen["device"], command.model_files, ranks,
         )  # fmt: skip
 
     def _environment(self, context: MemberContext) -> dict[str, str]:
@@ -146,7 +145,7 @@ class VllmDriver:
         home = context.directory / "home"
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
         return {
-            **_inherited(),
+            **self._surroundings.variables,
             **_ALWAYS,
             "OMP_NUM_THREADS": str(max(cores // max(assignment.spec.devices_per_member, 1), 1)),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -190,17 +189,23 @@ class VllmDriver:
         return VllmHandle(context, self._clock)
 
 
-def _inherited() -> dict[str, str]:
-    # The compiler and its tools are found by PATH; nothing else of the agent's environment goes along.
-    return {name: os.environ[name] for name in ("PATH", "LANG", "TZ", "TMPDIR") if name in os.environ}
-
-
 def _divided(spec: ModelSpec) -> tuple[str, ...]:
     """Arguments that spread the engine over its devices, a rank on each."""
     if spec.devices_per_member == 1:
         return ()
     ranks = ("--tensor-parallel-size", str(spec.devices_per_member))
+    if spec.expert_parallel:
+        ranks = (*ranks, "--enable-expert-parallel")
     return ranks if any(BACKEND in a for a in spec.args) else (*ranks, BACKEND, "mp")
+
+
+def _adapters(spec: ModelSpec) -> tuple[str, ...]:
+    """Arguments by which the engine loads the model's adapters, all of which it keeps ready to be used."""
+    if not spec.adapters:
+        return ()
+    room = () if any(a.split("=")[0] == "--max-loras" for a in spec.args) else (f"--max-loras={len(spec.adapters)}",)
+    modules = (json.dumps({"name": a.name, "path": a.uri}) for a in spec.adapters)
+    return ("--enable-lora", *room, "--lora-modules", *modules)
 
 
 def _tls(files: TlsFiles | None) -> dict[str, str]:

@@ -39,11 +39,6 @@ log = get_logger("agent.vllm")
 
 CANARY_PROMPT = (1, 17, 5, 99, 42, 7, 250, 3)
 """Token ids that every vocabulary has; what they mean does not matter, only that the answer is repeatable."""
-CANARY_TOKENS = 1
-"""One forward pass reads every weight, writes the prompt into the KV cache, and attends to what the cache then holds
-(vLLM's CPU attention reads keys and values from the cache alone, in prefill too)."""
-CANARY_TOLERANCE = 0.05
-"""Nats. Equal kernels on equal bytes differ by nothing; a lost KV scale or a wrong layer by far more."""
 WARM_UP_TOKENS = 4
 """That a warm-up request generates: a prompt's step and a few of decoding."""
 VOCABULARY = range(3, 251)
@@ -217,15 +212,16 @@ class VllmHandle:
         want = self._canary or await self._ranks.first("canary", CALL_DEADLINE)
         if want is None:
             raise ProofFailed("there is no canary for this content: its source recorded none")
-        tokens, logprobs = await self._generate(list(want["prompt_token_ids"]), CALL_DEADLINE)
+        tokens, logprobs = await self._generate(list(want["prompt_token_ids"]), len(want["token_ids"]), CALL_DEADLINE)
         for at, (got, expected) in enumerate(zip(tokens, want["token_ids"], strict=False)):
             if got != expected:
                 raise ProofFailed(f"token {at} is {got}, the source's is {expected}")
         if len(tokens) != len(want["token_ids"]):
             raise ProofFailed(f"{len(tokens)} tokens came, the source's canary has {len(want['token_ids'])}")
         largest = max(abs(a - b) for a, b in zip(logprobs, want["logprobs"], strict=True))
-        if not largest <= CANARY_TOLERANCE:
-            raise ProofFailed(f"log-probabilities differ by {largest:.3f} nats, at most {CANARY_TOLERANCE} are allowed")
+        allowed = self._context.assignment.spec.proof.tolerance_nats
+        if not largest <= allowed:
+            raise ProofFailed(f"log-probabilities differ by {largest:.3f} nats, at most {allowed:g} are allowed")
         phase = Phase("canary", begun, self._clock.now(), f"{len(tokens)} tokens, off by at most {largest:.2g} nats")
         return Proof(len(tokens), largest), phase
 
@@ -266,7 +262,8 @@ class VllmHandle:
     # ------------------------------------------------------------------ inside
 
     async def _record_canary(self) -> None:
-        tokens, logprobs = await self._generate(list(CANARY_PROMPT), FIRST_GENERATION_DEADLINE)
+        count = self._context.assignment.spec.proof.tokens
+        tokens, logprobs = await self._generate(list(CANARY_PROMPT), count, FIRST_GENERATION_DEADLINE)
         self._canary = {"prompt_token_ids": list(CANARY_PROMPT), "token_ids": tokens, "logprobs": logprobs}
         await self._ranks.all("set_canary", CALL_DEADLINE, self._canary)
 
@@ -291,8 +288,8 @@ class VllmHandle:
         named = {"X-Request-Id": new_id(OWN_REQUEST)}
         return await self._post("/v1/completions", {}, body, deadline, named)
 
-    async def _generate(self, prompt: list[int], deadline: float) -> tuple[list[int], list[float]]:
-        answer = await self._complete(prompt, deadline, max_tokens=CANARY_TOKENS, logprobs=1, return_token_ids=True)
+    async def _generate(self, prompt: list[int], count: int, deadline: float) -> tuple[list[int], list[float]]:
+        answer = await self._complete(prompt, deadline, max_tokens=count, logprobs=1, return_token_ids=True)
         try:
             choice = answer["choices"][0]
             tokens = [int(t) for t in choice["token_ids"]]

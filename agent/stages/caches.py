@@ -73,13 +73,17 @@ class Caches:
                 loop.call_soon_threadsafe(member.say, f"waits for {holder}, which compiles the same")
             return not stopped.is_set()
 
-        def work() -> Prepared | str:
-            try:
-                start = driver.compile_start(context, command)
-            except (RelightError, OSError) as error:
-                return f"no bundle: {error}"
-            if start is None:
-                return "this engine has no compile caches"
+        try:
+            start = await driver.compile_start(context, command)
+            why = "this engine has no compile caches"
+        except RelightError as error:
+            start, why = None, f"no bundle: {error}"
+        if start is None:
+            await asyncio.to_thread(clear, context.compile_root)
+            record.mark("cache", why)
+            return command
+
+        def work() -> Prepared:
             return service.cache.prepare(start, context.compile_root, wait, waits)
 
         future = loop.run_in_executor(threads, work)
@@ -91,18 +95,15 @@ class Caches:
             await asyncio.wait({future}, timeout=CUT_SECONDS)
             future.add_done_callback(lambda done: self._late(member, done))
             raise
-        if isinstance(prepared, str):
-            record.mark("cache", prepared)
-            return command
         self._begun[member.instance] = _Begun(prepared, member.incarnation)
         record.mark("cache", _said(prepared.record))
         return replace(command, env={**command.env, **prepared.environment})
 
-    def _late(self, member: Member, done: asyncio.Future[Prepared | str]) -> None:
+    def _late(self, member: Member, done: asyncio.Future[Prepared]) -> None:
         """A start was cut while it was prepared: what it got is given back."""
         service = self._service
-        found = "" if done.cancelled() or done.exception() is not None else done.result()
-        if isinstance(found, Prepared) and service is not None:
+        if service is not None and not done.cancelled() and done.exception() is None:
+            found = done.result()
             self._after(member, lambda log: service.cache.abandon(found, log, None), None, "failed")
 
     def ended(self, member: Member) -> None:

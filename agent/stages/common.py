@@ -116,7 +116,7 @@ class Tools:
         """Measures the member's memory now and keeps it. Reading a large tree takes tens of milliseconds."""
         weights, kv, unmapped = await self.attach(member).resident()
         mapped = await asyncio.to_thread(self.ledger.tree_bytes, member.instance, member.pid)
-        kept = member.memory.residual_bytes if member.memory else 0
+        kept, unsafe = (member.memory.residual_bytes, member.memory.unsafe) if member.memory else (0, "")
         member.unmapped_bytes = unmapped
         member.memory = MemoryReading(
             measured_at=self.clock.now(),
@@ -124,6 +124,7 @@ class Tools:
             weight_bytes=weights,
             kv_bytes=kv,
             residual_bytes=mapped + unmapped if residual_bytes is not None else kept,
+            unsafe=unsafe,
         )
         return member.memory
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from relight.agent.engines.base import EngineHandle
 from relight.agent.member import Member
 from relight.agent.stages import shapes
@@ -69,8 +71,10 @@ async def release(member: Member, tools: Tools) -> str:
     promised = before.kv_bytes + (before.weight_bytes if level == 2 else 0)
     released = before.total_bytes - after.total_bytes
     said = f"asleep at level {level}: {after.total_bytes} bytes left, {released} of {promised} given back"
+    unsafe = ""
     if released < SAFE_SHARE * promised:
-        return f"not guardian-safe, {said}"
-    if known and after.total_bytes > 1.1 * known:
-        return f"not guardian-safe, {said}, and an earlier sleep left {known}"
-    return said
+        unsafe = said
+    elif known and after.total_bytes > 1.1 * known:
+        unsafe = f"{said}, and an earlier sleep left {known}"
+    member.memory = replace(after, unsafe=unsafe)
+    return f"not guardian-safe, {unsafe}" if unsafe else said

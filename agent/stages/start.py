@@ -49,7 +49,7 @@ async def start(member: Member, tools: Tools, cause: str) -> None:
 
 async def _start(member: Member, tools: Tools, record: Recorder, remaining: float) -> None:
     if member.pid == 0:
-        command = tools.driver(member).command(tools.context(member))
+        command = await tools.driver(member).command(tools.context(member))
         record.mark("dispatch", "agent: receipt to the engine's process")
         command = await tools.caches.prepare(member, tools, record, command)
         running, record.process = await process.begin(member, tools, command)

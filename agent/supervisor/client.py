@@ -144,6 +144,12 @@ class SupervisorClient:
         reply = await self._call("list")
         return tuple(Running(i["instance"], i["pid"], i["start_time"]) for i in reply["instances"])
 
+    async def environment(self) -> dict[str, str]:
+        """The supervisor's own variables: those of the container that engines run in. Raises InvalidInput from one that
+        is too old to be asked."""
+        reply = await self._call("environment")
+        return dict(reply["environment"])
+
     async def end(self, instance: str, grace_seconds: float) -> None:
         """Returns when the whole tree is gone; a tree that is gone already is no error."""
         with contextlib.suppress(NotFound):

@@ -203,6 +203,8 @@ class Server:
                     if not m.exited
                 ]
             }
+        if operation == "environment":
+            return {"environment": dict(os.environ)}
         if operation == "signal":
             self._processes.signal(message["instance"], message["signal"])
             return {}

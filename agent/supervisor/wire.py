@@ -1,7 +1,8 @@
 """What agent and supervisor say to each other: JSON lines over a unix socket. Standard library only.
 
     hello     {"hello": "relight-supervisor", "version": 1}           first line of both sides
-    request   {"id": 1, "op": "spawn" | "adopt" | "list" | "signal" | "end" | "shutdown", ...}
+    request   {"id": 1, "op": "spawn" | "adopt" | "list" | "environment" | "signal" | "end" |
+                                       "shutdown", ...}
     reply     {"id": 1, "ok": true, ...} or {"id": 1, "ok": false, "code": ..., "error": ...}
     event     {"event": "exit", "instance", "pid", "start_time", "code", "killed": [pid, ...]}
 
@@ -24,6 +25,7 @@ _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "spawn": {**_SPAWN},
     "adopt": {"instance": str, "pid": int},
     "list": {},
+    "environment": {},
     "signal": {"instance": str, "signal": int},
     "end": {"instance": str, "grace_seconds": (int, float)},
     "shutdown": {"grace_seconds": (int, float)},

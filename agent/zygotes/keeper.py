@@ -59,13 +59,10 @@ class Zygotes:
     def __init__(
         self, drivers: Mapping[str, EngineDriver], directory: Path, link: SupervisorLink, clock: Clock
     ) -> None:
-        self._directory, self._link, self._clock, self._procfs = directory, link, clock, Procfs()
+        self._drivers, self._directory, self._link, self._clock = drivers, directory, link, clock
+        self._procfs = Procfs()
         self._own: dict[str, _Zygote] = {}
         self._unprepared: dict[str, tuple[_Zygote, EngineCommand]] = {}
-        for name, driver in drivers.items():
-            how = driver.zygote(directory / name)
-            if how is not None:
-                self._own[name] = _Zygote(name, how)
 
     # ------------------------------------------------------------------ forking
 
@@ -136,6 +133,11 @@ class Zygotes:
     def take_over(self, running: Iterable[Running]) -> tuple[Running, ...]:
         """Those of `running` that are no zygotes. Zygotes of engines that need none any more stay among them."""
         found = tuple(running)
+        # Not before: how one is started depends on what is known of where engines run.
+        for name, driver in self._drivers.items():
+            how = driver.zygote(self._directory / name)
+            if how is not None:
+                self._own[name] = _Zygote(name, how)
         for zygote in self._own.values():
             zygote.pid = next((r.pid for r in found if r.instance == zygote.instance), 0)
         own = {z.instance for z in self._own.values()}

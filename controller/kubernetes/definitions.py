@@ -25,6 +25,11 @@ MODEL_RULES = (
         "|| self.bounds.minReplicas == 0",
         "message": "scaleToZero.idleSeconds needs bounds.minReplicas 0",
     },
+    {
+        "rule": "!has(self.model.adapters) || !has(self.model.servedNames) "
+        "|| self.model.adapters.all(a, !(a.name in self.model.servedNames))",
+        "message": "model.adapters and model.servedNames need a name each",
+    },
 )
 POOL_RULES = (
     {

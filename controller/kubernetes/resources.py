@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from relight.controller.kubernetes.api import Kind
-from relight.controller.specs import MAX_REPLICAS, STORAGE_PATTERN, WEIGHTS_PATTERN
+from relight.controller.specs import ADAPTER_PATTERN, MAX_REPLICAS, STORAGE_PATTERN, WEIGHTS_PATTERN
 from relight.core.records import Keep, Mode, OnTimeout, RungKind, Spread
 
 GROUP, VERSION = "relight.dev", "v1alpha1"
@@ -68,6 +68,13 @@ class Storage(_Field):
     files: Annotated[list[StoredFile], Field(max_length=4096)] = []
 
 
+class Adapter(_Field):
+    """A low-rank adapter that every replica serves beside its model, under a name of its own."""
+
+    name: Annotated[str, Field(min_length=1, max_length=256, pattern=ADAPTER_PATTERN)]
+    uri: NonEmpty
+
+
 class Model(_Field):
     """What is served: where its weights are, which revision of them, and under which names."""
 
@@ -75,6 +82,7 @@ class Model(_Field):
     revision: NonEmpty
     served_names: Annotated[list[NonEmpty], Field(max_length=64)] = []
     storage: Storage = Storage()
+    adapters: Annotated[list[Adapter], Field(max_length=64)] = []
 
 
 class Ref(_Field):
@@ -91,10 +99,12 @@ class EnvVar(_Field):
 
 
 class Parallelism(_Field):
-    """How one replica is spread: devices of a slot by `tensor`, slots by `pipeline`."""
+    """How one replica is spread: devices of a slot by `tensor`, slots by `pipeline`; with `expert` the experts of a
+    mixture are dealt over the devices of a slot, and not each cut into slices."""
 
     tensor: Annotated[int, Field(ge=1, le=64)] = 1
     pipeline: Annotated[int, Field(ge=1, le=256)] = 1
+    expert: bool = False
 
 
 class Bounds(_Field):
@@ -164,6 +174,14 @@ class Drain(_Field):
     on_timeout: Literal["Abort", "Wait"] = "Abort"
 
 
+class Proof(_Field):
+    """What a replica's canary is held to before it is routed to: how many tokens, each equal to the source's, and by
+    how many nats their log-probabilities may differ."""
+
+    tokens: Annotated[int, Field(ge=1, le=64)] = 1
+    tolerance_nats: Annotated[float, Field(gt=0, le=10)] = 0.05
+
+
 class RollingStrategy(_Field):
     """How replicas of an earlier specification are replaced."""
 
@@ -194,6 +212,7 @@ class ModelDeploymentSpec(_Field):
     host_copies: Annotated[int, Field(ge=0, le=64)] = 1
     share_host_copies: bool = False
     drain: Drain = Drain()
+    proof: Proof = Proof()
     strategy: RollingStrategy = RollingStrategy()
     paused: bool = False
     priority_class_name: Annotated[str, Field(max_length=253)] = ""
@@ -283,6 +302,7 @@ class ModelDeploymentStatus(_Field):
     next_ready_seconds: float | None = None
     last_scale: LastScale | None = None
     last_starts: Annotated[list[LastStart], Field(max_length=16)] = []
+    guardian_safe: bool | None = None
     conditions: Annotated[list[Condition], Field(max_length=32)] = []
 
 

@@ -93,6 +93,7 @@ def model_status(found: Object, facts: ModelFacts, now: str) -> dict[str, Any]:
     decided = facts.decision.replicas if facts.decision else 0
     serving = {i.spec.revision for i in ready}
     current = update if serving in ({update}, set()) else sorted(serving - {update})[0]
+    safe = _unsafe(facts)
     status = ModelDeploymentStatus(
         observed_generation=generation,
         replicas=replicas,
@@ -112,6 +113,7 @@ def model_status(found: Object, facts: ModelFacts, now: str) -> dict[str, Any]:
         next_ready_seconds=None if facts.next_ready_seconds is None else round(facts.next_ready_seconds, 1),
         last_scale=_last_scale(facts.operation),
         last_starts=[_last_start(t) for t in facts.starts[:LAST_STARTS]],
+        guardian_safe=None if safe is None else not safe,
         conditions=conditions(_model_findings(facts, len(ready), replicas, decided), known, generation, now),
     )
     return _patch(status)
@@ -131,7 +133,22 @@ def _model_findings(facts: ModelFacts, ready: int, replicas: int, decided: int) 
             missing or why,
         ),
         Finding("ConflictingWriters", bool(facts.conflict), "Conflict" if facts.conflict else "None", facts.conflict),
+        *_safety(facts),
     ]
+
+
+def _unsafe(facts: ModelFacts) -> str | None:
+    """Why engines of the model are no safe guardians, as measured; empty when they are, None when none slept yet."""
+    measured = [m.report.memory for i in facts.instances for m in i.members if m.report and m.report.memory]
+    slept = [memory for memory in measured if memory.residual_bytes]
+    return next((memory.unsafe for memory in slept if memory.unsafe), "") if slept else None
+
+
+def _safety(facts: ModelFacts) -> list[Finding]:
+    unsafe = _unsafe(facts)
+    if unsafe is None:
+        return []
+    return [Finding("GuardianSafe", not unsafe, "KeepsMemory" if unsafe else "Measured", unsafe)]
 
 
 def _last_scale(operation: Operation | None) -> LastScale | None:

@@ -22,12 +22,14 @@ from relight.controller.kubernetes.resources import (
 )
 from relight.core.errors import FieldError, InvalidInput
 from relight.core.records import (
+    Adapter,
     Autoscaler,
     Burst,
     Drain,
     Guardians,
     Mode,
     ModelSpec,
+    Proving,
     RungKind,
     ScaleToZero,
     Scaling,
@@ -52,7 +54,7 @@ def model_spec(
     """
     namespace, name = found["metadata"]["namespace"], found["metadata"]["name"]
     spec = _parsed(found, ModelDeploymentSpec)
-    wrong = list(_broken_rules(spec))
+    wrong = list(_broken_rules(name, spec))
     runtime_key, pool_key = f"{namespace}/{spec.runtime_ref.name}", f"{namespace}/{spec.pool_ref.name}"
     runtime = pool = None
     if runtime_key in runtimes:
@@ -107,6 +109,9 @@ def model_spec(
         source_rate=spec.sources.max_bytes_per_second or None,
         scaling=Scaling(spec.scaling.requests_per_replica),
         burst=Burst(spec.burst.max_replicas, spec.burst.hold_seconds),
+        expert_parallel=spec.parallelism.expert,
+        adapters=tuple(Adapter(a.name, a.uri) for a in spec.model.adapters),
+        proof=Proving(spec.proof.tokens, spec.proof.tolerance_nats),
         autoscaler=Autoscaler(spec.writer is Writer.AUTOSCALER, spec.autoscaler.window_seconds),
     )
 
@@ -139,12 +144,16 @@ def _parsed(found: Object, fields: type[B]) -> B:
         raise InvalidInput(f"{what} is not valid", wrong_fields(error)) from None
 
 
-def _broken_rules(spec: ModelDeploymentSpec) -> Iterator[FieldError]:
+def _broken_rules(name: str, spec: ModelDeploymentSpec) -> Iterator[FieldError]:
     """What the definitions say in CEL (definitions.py), for servers that have none."""
     low, high = spec.bounds.min_replicas, spec.bounds.max_replicas
     if low > high:
         yield FieldError("spec.bounds.minReplicas", f"at most bounds.maxReplicas, {high}", str(low))
     if not spec.strategy.max_surge and not spec.strategy.max_unavailable:
         yield FieldError("spec.strategy", "maxSurge or maxUnavailable above 0", "both 0")
+    served, adapters = {name, *spec.model.served_names}, [a.name for a in spec.model.adapters]
+    if len(served | set(adapters)) < len(served) + len(adapters):
+        expected = "a name for each adapter that is not the model's or one of servedNames"
+        yield FieldError("spec.model.adapters", expected, ", ".join(adapters))
     if spec.scale_to_zero.idle_seconds is not None and low:
         yield FieldError("spec.bounds.minReplicas", "0 where scaleToZero.idleSeconds is set", str(low))

@@ -63,6 +63,7 @@ def route_models(snapshot: Snapshot, made: Plan, expected: ExpectedReady) -> tup
                 can_come=can_come,
                 next_ready_seconds=min(times, default=None),
                 reason=_reason(decisions.get(key), made, key, why),
+                adapters=view.spec.adapter_names,
             )
         )
     return tuple(found)

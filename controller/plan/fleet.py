@@ -10,6 +10,7 @@ from relight.core.fingerprint import digest
 from relight.core.records import Desired, DeviceReport, InstanceView, ModelSpec, SlotView, Snapshot, Spread
 from relight.core.states import State
 
+_RUNTIME = ("engine", "args", "members", "devices_per_member", "expert_parallel", "adapters")
 MIN_RETRY_SECONDS = 1.0
 """The least time between a failure and its replacement, so that a bad spec cannot spin."""
 
@@ -32,7 +33,7 @@ def first_difference(ours: ModelSpec, theirs: ModelSpec) -> str:
 
     Content and numbers do not count. Values of the environment are not told: they may be secret.
     """
-    for name in ("engine", "args", "members", "devices_per_member"):
+    for name in _RUNTIME:
         here, there = getattr(ours, name), getattr(theirs, name)
         if here != there:
             return f"{name}: {here!r} here, {there!r} there"
@@ -44,7 +45,7 @@ def first_difference(ours: ModelSpec, theirs: ModelSpec) -> str:
 
 def runtime_digest(spec: ModelSpec) -> str:
     """Names all that `first_difference` compares, without telling it."""
-    fields = {name: repr(getattr(spec, name)) for name in ("engine", "args", "members", "devices_per_member")}
+    fields = {name: repr(getattr(spec, name)) for name in _RUNTIME}
     return digest({**fields, "env": repr(sorted(spec.env.items()))})
 
 

@@ -164,6 +164,9 @@ from relight.core.records.routed import (
     RouteTable as RouteTable,
 )
 from relight.core.records.wanted import (
+    Adapter as Adapter,
+)
+from relight.core.records.wanted import (
     Autoscaler as Autoscaler,
 )
 from relight.core.records.wanted import (
@@ -189,6 +192,9 @@ from relight.core.records.wanted import (
 )
 from relight.core.records.wanted import (
     OnTimeout as OnTimeout,
+)
+from relight.core.records.wanted import (
+    Proving as Proving,
 )
 from relight.core.records.wanted import (
     RungKind as RungKind,

@@ -129,6 +129,9 @@ class MemoryReading:
     kv_bytes: int = 0
     residual_bytes: int = 0
     """What the last sleep left behind; 0 when it never slept."""
+    unsafe: str = ""
+    """Why the engine is no safe guardian: its last sleep gave back too little, measured. Empty when it did, or never
+    slept."""
 
 
 @dataclass(frozen=True, slots=True)

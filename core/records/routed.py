@@ -27,6 +27,8 @@ class RouteModel:
     can_come: bool
     next_ready_seconds: float | None = None
     reason: str = ""
+    adapters: tuple[str, ...] = ()
+    """Names that the engines themselves know, beside the one that each has for the model."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,6 +159,24 @@ class Autoscaler:
 
 
 @dataclass(frozen=True, slots=True)
+class Proving:
+    """What the canary of a replica is held to (docs/adr/0005): how many greedy tokens, each equal to the source's, and
+    by how many nats their log-probabilities may differ from the source's."""
+
+    tokens: int = 1
+    tolerance_nats: float = 0.05
+    """Equal kernels on equal bytes differ by nothing; a lost KV scale or a wrong layer by far more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A low-rank adapter that every replica serves beside its model, under a name of its own. `uri` is a directory."""
+
+    name: str
+    uri: str
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """One model as its owner asks for it. `uri` is a local directory; `args` go to the engine as they are."""
 
@@ -205,10 +223,20 @@ class ModelSpec:
     source_rate: int | None = None
     """Bytes per second that others together may read from each engine; an agent's own limit holds besides."""
 
+    expert_parallel: bool = False
+    """Whether the experts of a mixture are dealt over the devices of a member, and not each cut into slices."""
+    proof: Proving = field(default_factory=Proving)
+    adapters: tuple[Adapter, ...] = ()
+
     @property
     def key(self) -> str:
         """`namespace/name`, unique in a fleet."""
         return f"{self.namespace}/{self.name}"
+
+    @property
+    def adapter_names(self) -> tuple[str, ...]:
+        """Names by which engines and clients alike know the adapters."""
+        return tuple(adapter.name for adapter in self.adapters)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,9 @@ from relight.transfer.verify import blocks_of
 
 ALIGNMENT = 256
 """Bytes; more than any kernel asks for."""
-_NOT_WEIGHTS = frozenset({"kv_cache"})
+_NOT_WEIGHTS = frozenset({"kv_cache", "lora_a_stacked", "lora_b_stacked", "punica_wrapper"})
+"""Attributes of layers that change from step to step: cached keys and values, and the places that adapters are put into
+when a request wants them. A receiver's adapters are its own, from its own start."""
 _OWN = ("vllm.", "relight.")
 
 

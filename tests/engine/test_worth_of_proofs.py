@@ -20,9 +20,10 @@ import httpx
 import pytest
 
 from relight.agent.engines.vllm_control import call
-from relight.agent.engines.vllm_handle import CANARY_PROMPT, CANARY_TOLERANCE
+from relight.agent.engines.vllm_handle import CANARY_PROMPT
 from relight.core.clock import SystemClock
 from relight.core.errors import ModelDirty
+from relight.core.records import Proving
 from relight.transfer import grants
 from relight.transfer.manifest import WeightManifest
 from relight.transfer.request import Holder, Wanted
@@ -124,7 +125,7 @@ def test_every_wrong_bit_is_caught_by_digest_and_no_right_weights_are_refused(
             if f"tensor {tensor.name} from" not in str(error):
                 missed.append((tensor.name, at, bit))
         got = subject.canary()
-        seen_by_canary += got is None or got[0] != right[0] or not abs(got[1] - right[1]) <= CANARY_TOLERANCE
+        seen_by_canary += got is None or got[0] != right[0] or not abs(got[1] - right[1]) <= Proving().tolerance_nats
         subject.weights[at] ^= bit
     assert not missed
     for _ in range(CLEAN):

@@ -466,6 +466,9 @@ class ModelSpec(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     ENCRYPT_FIELD_NUMBER: _builtins.int
     SOURCE_RATE_FIELD_NUMBER: _builtins.int
+    EXPERT_PARALLEL_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     name: _builtins.str
     uri: _builtins.str
@@ -487,6 +490,7 @@ class ModelSpec(_message.Message):
     priority: _builtins.int
     encrypt: _builtins.bool
     source_rate: _builtins.int
+    expert_parallel: _builtins.bool
     @_builtins.property
     def served_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -511,6 +515,10 @@ class ModelSpec(_message.Message):
     def burst(self) -> Global___Burst: ...
     @_builtins.property
     def autoscaler(self) -> Global___Autoscaler: ...
+    @_builtins.property
+    def proof(self) -> Global___Proving: ...
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___Adapter]: ...
     def __init__(
         self,
         *,
@@ -547,10 +555,13 @@ class ModelSpec(_message.Message):
         priority: _builtins.int = ...,
         encrypt: _builtins.bool = ...,
         source_rate: _builtins.int | None = ...,
+        expert_parallel: _builtins.bool = ...,
+        proof: Global___Proving | None = ...,
+        adapters: _abc.Iterable[Global___Adapter] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_source_rate", b"_source_rate", "_storage", b"_storage", "autoscaler", b"autoscaler", "burst", b"burst", "drain", b"drain", "guardians", b"guardians", "scale_to_zero", b"scale_to_zero", "scaling", b"scaling", "source_rate", b"source_rate", "storage", b"storage", "strategy", b"strategy"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_source_rate", b"_source_rate", "_storage", b"_storage", "autoscaler", b"autoscaler", "burst", b"burst", "drain", b"drain", "guardians", b"guardians", "proof", b"proof", "scale_to_zero", b"scale_to_zero", "scaling", b"scaling", "source_rate", b"source_rate", "storage", b"storage", "strategy", b"strategy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_source_rate", b"_source_rate", "_storage", b"_storage", "args", b"args", "autoscaler", b"autoscaler", "burst", b"burst", "devices_per_member", b"devices_per_member", "drain", b"drain", "encrypt", b"encrypt", "engine", b"engine", "env", b"env", "guardians", b"guardians", "host_copies", b"host_copies", "max_replicas", b"max_replicas", "members", b"members", "memory_bytes", b"memory_bytes", "min_replicas", b"min_replicas", "mode", b"mode", "name", b"name", "namespace", b"namespace", "pool", b"pool", "priority", b"priority", "replicas", b"replicas", "revision", b"revision", "rungs", b"rungs", "scale_to_zero", b"scale_to_zero", "scaling", b"scaling", "served_names", b"served_names", "share_host_copies", b"share_host_copies", "source_rate", b"source_rate", "start_deadline_seconds", b"start_deadline_seconds", "storage", b"storage", "strategy", b"strategy", "uri", b"uri", "wake_deadline_seconds", b"wake_deadline_seconds", "warm_up_requests", b"warm_up_requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_source_rate", b"_source_rate", "_storage", b"_storage", "adapters", b"adapters", "args", b"args", "autoscaler", b"autoscaler", "burst", b"burst", "devices_per_member", b"devices_per_member", "drain", b"drain", "encrypt", b"encrypt", "engine", b"engine", "env", b"env", "expert_parallel", b"expert_parallel", "guardians", b"guardians", "host_copies", b"host_copies", "max_replicas", b"max_replicas", "members", b"members", "memory_bytes", b"memory_bytes", "min_replicas", b"min_replicas", "mode", b"mode", "name", b"name", "namespace", b"namespace", "pool", b"pool", "priority", b"priority", "proof", b"proof", "replicas", b"replicas", "revision", b"revision", "rungs", b"rungs", "scale_to_zero", b"scale_to_zero", "scaling", b"scaling", "served_names", b"served_names", "share_host_copies", b"share_host_copies", "source_rate", b"source_rate", "start_deadline_seconds", b"start_deadline_seconds", "storage", b"storage", "strategy", b"strategy", "uri", b"uri", "wake_deadline_seconds", b"wake_deadline_seconds", "warm_up_requests", b"warm_up_requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__source_rate: _TypeAlias = _typing.Literal["source_rate"]  # noqa: Y015
     _WhichOneofArgType__source_rate: _TypeAlias = _typing.Literal["_source_rate", b"_source_rate"]  # noqa: Y015
@@ -562,6 +573,50 @@ class ModelSpec(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__storage) -> _WhichOneofReturnType__storage | None: ...
 
 Global___ModelSpec: _TypeAlias = ModelSpec  # noqa: Y015
+
+@_typing.final
+class Adapter(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    URI_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    uri: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        uri: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "uri", b"uri"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Adapter: _TypeAlias = Adapter  # noqa: Y015
+
+@_typing.final
+class Proving(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKENS_FIELD_NUMBER: _builtins.int
+    TOLERANCE_NATS_FIELD_NUMBER: _builtins.int
+    tokens: _builtins.int
+    tolerance_nats: _builtins.float
+    def __init__(
+        self,
+        *,
+        tokens: _builtins.int = ...,
+        tolerance_nats: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tokens", b"tokens", "tolerance_nats", b"tolerance_nats"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Proving: _TypeAlias = Proving  # noqa: Y015
 
 @_typing.final
 class Storage(_message.Message):
@@ -1304,11 +1359,13 @@ class MemoryReading(_message.Message):
     WEIGHT_BYTES_FIELD_NUMBER: _builtins.int
     KV_BYTES_FIELD_NUMBER: _builtins.int
     RESIDUAL_BYTES_FIELD_NUMBER: _builtins.int
+    UNSAFE_FIELD_NUMBER: _builtins.int
     measured_at: _builtins.float
     total_bytes: _builtins.int
     weight_bytes: _builtins.int
     kv_bytes: _builtins.int
     residual_bytes: _builtins.int
+    unsafe: _builtins.str
     def __init__(
         self,
         *,
@@ -1317,10 +1374,11 @@ class MemoryReading(_message.Message):
         weight_bytes: _builtins.int = ...,
         kv_bytes: _builtins.int = ...,
         residual_bytes: _builtins.int = ...,
+        unsafe: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv_bytes", b"kv_bytes", "measured_at", b"measured_at", "residual_bytes", b"residual_bytes", "total_bytes", b"total_bytes", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv_bytes", b"kv_bytes", "measured_at", b"measured_at", "residual_bytes", b"residual_bytes", "total_bytes", b"total_bytes", "unsafe", b"unsafe", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

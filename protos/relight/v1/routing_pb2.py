@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18relight/v1/routing.proto\x12\nrelight.v1\"W\n\x0cRouteReplica\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x0b\n\x03url\x18\x03 \x01(\t\x12\x13\n\x0bserved_name\x18\x04 \x01(\t\"\xd9\x01\n\nRouteModel\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x14\n\x0cserved_names\x18\x03 \x03(\t\x12*\n\x08replicas\x18\x04 \x03(\x0b\x32\x18.relight.v1.RouteReplica\x12\x0e\n\x06\x63oming\x18\x05 \x01(\x05\x12\x10\n\x08\x63\x61n_come\x18\x06 \x01(\x08\x12\x1f\n\x12next_ready_seconds\x18\x07 \x01(\x01H\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\x08 \x01(\tB\x15\n\x13_next_ready_seconds\"F\n\nRouteTable\x12\x10\n\x08revision\x18\x01 \x01(\x03\x12&\n\x06models\x18\x02 \x03(\x0b\x32\x16.relight.v1.RouteModel\"\x86\x01\n\x0cGatewayModel\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04held\x18\x03 \x01(\x05\x12\x1b\n\x13oldest_held_seconds\x18\x04 \x01(\x01\x12\x11\n\tin_flight\x18\x05 \x01(\x05\x12\x17\n\x0flast_request_at\x18\x06 \x01(\x01\"K\n\x0fGatewayInstance\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x11\n\tin_flight\x18\x03 \x01(\x05\"^\n\x0bGatewaySpan\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\r\n\x05start\x18\x04 \x01(\x01\x12\x0b\n\x03\x65nd\x18\x05 \x01(\x01\"\xba\x01\n\rGatewayReport\x12\x0f\n\x07gateway\x18\x01 \x01(\t\x12\x16\n\x0eroute_revision\x18\x02 \x01(\x03\x12(\n\x06models\x18\x03 \x03(\x0b\x32\x18.relight.v1.GatewayModel\x12.\n\tinstances\x18\x04 \x03(\x0b\x32\x1b.relight.v1.GatewayInstance\x12&\n\x05spans\x18\x05 \x03(\x0b\x32\x17.relight.v1.GatewaySpan2J\n\x07Routing\x12?\n\x06\x41ttach\x12\x19.relight.v1.GatewayReport\x1a\x16.relight.v1.RouteTable(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18relight/v1/routing.proto\x12\nrelight.v1\"W\n\x0cRouteReplica\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x0b\n\x03url\x18\x03 \x01(\t\x12\x13\n\x0bserved_name\x18\x04 \x01(\t\"\xeb\x01\n\nRouteModel\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x14\n\x0cserved_names\x18\x03 \x03(\t\x12*\n\x08replicas\x18\x04 \x03(\x0b\x32\x18.relight.v1.RouteReplica\x12\x0e\n\x06\x63oming\x18\x05 \x01(\x05\x12\x10\n\x08\x63\x61n_come\x18\x06 \x01(\x08\x12\x1f\n\x12next_ready_seconds\x18\x07 \x01(\x01H\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\x08 \x01(\t\x12\x10\n\x08\x61\x64\x61pters\x18\t \x03(\tB\x15\n\x13_next_ready_seconds\"F\n\nRouteTable\x12\x10\n\x08revision\x18\x01 \x01(\x03\x12&\n\x06models\x18\x02 \x03(\x0b\x32\x16.relight.v1.RouteModel\"\x86\x01\n\x0cGatewayModel\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04held\x18\x03 \x01(\x05\x12\x1b\n\x13oldest_held_seconds\x18\x04 \x01(\x01\x12\x11\n\tin_flight\x18\x05 \x01(\x05\x12\x17\n\x0flast_request_at\x18\x06 \x01(\x01\"K\n\x0fGatewayInstance\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x11\n\tin_flight\x18\x03 \x01(\x05\"^\n\x0bGatewaySpan\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\r\n\x05start\x18\x04 \x01(\x01\x12\x0b\n\x03\x65nd\x18\x05 \x01(\x01\"\xba\x01\n\rGatewayReport\x12\x0f\n\x07gateway\x18\x01 \x01(\t\x12\x16\n\x0eroute_revision\x18\x02 \x01(\x03\x12(\n\x06models\x18\x03 \x03(\x0b\x32\x18.relight.v1.GatewayModel\x12.\n\tinstances\x18\x04 \x03(\x0b\x32\x1b.relight.v1.GatewayInstance\x12&\n\x05spans\x18\x05 \x03(\x0b\x32\x17.relight.v1.GatewaySpan2J\n\x07Routing\x12?\n\x06\x41ttach\x12\x19.relight.v1.GatewayReport\x1a\x16.relight.v1.RouteTable(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,17 +34,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ROUTEREPLICA']._serialized_start=40
   _globals['_ROUTEREPLICA']._serialized_end=127
   _globals['_ROUTEMODEL']._serialized_start=130
-  _globals['_ROUTEMODEL']._serialized_end=347
-  _globals['_ROUTETABLE']._serialized_start=349
-  _globals['_ROUTETABLE']._serialized_end=419
-  _globals['_GATEWAYMODEL']._serialized_start=422
-  _globals['_GATEWAYMODEL']._serialized_end=556
-  _globals['_GATEWAYINSTANCE']._serialized_start=558
-  _globals['_GATEWAYINSTANCE']._serialized_end=633
-  _globals['_GATEWAYSPAN']._serialized_start=635
-  _globals['_GATEWAYSPAN']._serialized_end=729
-  _globals['_GATEWAYREPORT']._serialized_start=732
-  _globals['_GATEWAYREPORT']._serialized_end=918
-  _globals['_ROUTING']._serialized_start=920
-  _globals['_ROUTING']._serialized_end=994
+  _globals['_ROUTEMODEL']._serialized_end=365
+  _globals['_ROUTETABLE']._serialized_start=367
+  _globals['_ROUTETABLE']._serialized_end=437
+  _globals['_GATEWAYMODEL']._serialized_start=440
+  _globals['_GATEWAYMODEL']._serialized_end=574
+  _globals['_GATEWAYINSTANCE']._serialized_start=576
+  _globals['_GATEWAYINSTANCE']._serialized_end=651
+  _globals['_GATEWAYSPAN']._serialized_start=653
+  _globals['_GATEWAYSPAN']._serialized_end=747
+  _globals['_GATEWAYREPORT']._serialized_start=750
+  _globals['_GATEWAYREPORT']._serialized_end=936
+  _globals['_ROUTING']._serialized_start=938
+  _globals['_ROUTING']._serialized_end=1012
 # @@protoc_insertion_point(module_scope)

@@ -58,6 +58,7 @@ class RouteModel(_message.Message):
     CAN_COME_FIELD_NUMBER: _builtins.int
     NEXT_READY_SECONDS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     name: _builtins.str
     coming: _builtins.int
@@ -68,6 +69,8 @@ class RouteModel(_message.Message):
     def served_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___RouteReplica]: ...
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
@@ -79,10 +82,11 @@ class RouteModel(_message.Message):
         can_come: _builtins.bool = ...,
         next_ready_seconds: _builtins.float | None = ...,
         reason: _builtins.str = ...,
+        adapters: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_next_ready_seconds", b"_next_ready_seconds", "next_ready_seconds", b"next_ready_seconds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_next_ready_seconds", b"_next_ready_seconds", "can_come", b"can_come", "coming", b"coming", "name", b"name", "namespace", b"namespace", "next_ready_seconds", b"next_ready_seconds", "reason", b"reason", "replicas", b"replicas", "served_names", b"served_names"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_next_ready_seconds", b"_next_ready_seconds", "adapters", b"adapters", "can_come", b"can_come", "coming", b"coming", "name", b"name", "namespace", b"namespace", "next_ready_seconds", b"next_ready_seconds", "reason", b"reason", "replicas", b"replicas", "served_names", b"served_names"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__next_ready_seconds: _TypeAlias = _typing.Literal["next_ready_seconds"]  # noqa: Y015
     _WhichOneofArgType__next_ready_seconds: _TypeAlias = _typing.Literal["_next_ready_seconds", b"_next_ready_seconds"]  # noqa: Y015

@@ -11,7 +11,7 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from relight.core.records import Desired
+from relight.core.records import Adapter, Desired
 from relight.core.states import State
 from support.agent import Slot
 from support.live import free_ports
@@ -46,13 +46,17 @@ async def test_a_slot_serves_the_model_that_is_ready_by_each_of_its_names_and_no
         assert "nothing is ready" in refused(await asked.post("/v1/completions", json=ASK))
         assert "nothing is ready" in refused(await asked.get("/health"))
         wanted = slot.instance("i-a", Desired.READY)
-        wanted = replace(wanted, spec=replace(wanted.spec, served_names=("tiny", "alias")))
+        adapters = (Adapter("french", "/french"),)
+        wanted = replace(wanted, spec=replace(wanted.spec, served_names=("tiny", "alias"), adapters=adapters))
         slot.want(wanted)
         await slot.until("i-a", State.READY)
         for name in ("tiny", "alias"):
             reply = await asked.post("/v1/completions", json={**ASK, "model": name})
             assert (reply.status_code, bool(reply.json()["choices"])) == (200, True), reply.text
         incarnation = reply.headers["x-relight-incarnation"]
+        # Engines know adapters by the names that clients do, and the stub knows none.
+        reply = await asked.post("/v1/completions", json={**ASK, "model": "french"})
+        assert (reply.status_code, "french" in reply.text) == (404, True), reply.text
         assert (await asked.get("/health")).json()["instance"] == "i-a"
         assert "'other' is asked for" in refused(await asked.post("/v1/completions", json={**ASK, "model": "other"}))
         same = await asked.post("/v1/completions", json=ASK, headers={"x-relight-incarnation": incarnation})

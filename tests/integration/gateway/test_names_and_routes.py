@@ -33,6 +33,16 @@ async def test_a_model_answers_to_each_of_its_names_and_says_the_one_that_was_as
     assert answer.headers["x-relight-incarnation"] == "7"
 
 
+async def test_an_adapter_is_asked_for_by_the_name_that_engines_know_it_by(
+    client: httpx.AsyncClient, routing: Routing, make_engine: Any
+) -> None:
+    engine = await make_engine()
+    await routing.tell(model(engine.replica(7), adapters=("french",)))
+    assert (await ask(client, model="french")).status_code == 200
+    assert engine.bodies[-1]["model"] == "french"
+    assert "french" in {m["id"] for m in (await client.get("/v1/models")).json()["data"]}
+
+
 async def test_a_stream_is_passed_event_by_event_under_the_asked_name(
     client: httpx.AsyncClient, routing: Routing, make_engine: Any
 ) -> None:

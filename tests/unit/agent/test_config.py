@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from relight.agent import config
 from relight.agent.engines import registry, stub_settings
 from relight.core.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from relight.agent.surroundings import Surroundings
 
 GOOD: dict[str, Any] = {
     "slot": "a",
@@ -89,7 +92,7 @@ def test_a_file_that_is_not_there_or_no_json_is_refused(tmp_path: Path) -> None:
 def test_unknown_engines_and_their_settings_are_refused_by_name() -> None:
     for engines, field in (({"warp": {}}, "engines.warp"), ({"stub": {"speed": 9}}, "engines.stub")):
         with pytest.raises(InvalidInput) as caught:
-            registry.build(engines, ())
+            registry.build(engines, (), cast("Surroundings", None))
         assert [e.field for e in caught.value.errors] == [field]
 
 

@@ -15,7 +15,19 @@ from relight.controller.kubernetes.resources import CLOSING, FINALIZER, MODEL_LA
 from relight.controller.kubernetes.translate import model_spec, pool_spec
 from relight.controller.kubernetes.writers import conflict, last_writer
 from relight.core.errors import InvalidInput
-from relight.core.records import Decision, Desired, Drain, Guardians, Mode, RungKind, Snapshot, Strategy
+from relight.core.records import (
+    Adapter,
+    Decision,
+    Desired,
+    Drain,
+    Guardians,
+    MemoryReading,
+    Mode,
+    Proving,
+    RungKind,
+    Snapshot,
+    Strategy,
+)
 from relight.core.states import State
 from support.planning import SPEC, instance, slot
 
@@ -46,10 +58,11 @@ def translated(**spec):
 
 def test_every_field_of_a_deployment_reaches_the_record():
     found = translated(
-        model={"uri": "/m", "revision": "r2", "servedNames": ["x"]},
+        model={"uri": "/m", "revision": "r2", "servedNames": ["x"], "adapters": [{"name": "y", "uri": "/y"}]},
         args=["--b"],
         env=[{"name": "A", "value": "1"}],
-        parallelism={"tensor": 2, "pipeline": 3},
+        parallelism={"tensor": 2, "pipeline": 3, "expert": True},
+        proof={"tokens": 2, "toleranceNats": 0.1},
         memoryMebibytes=2,
         replicas=3,
         bounds={"minReplicas": 1, "maxReplicas": 5},
@@ -77,6 +90,7 @@ def test_every_field_of_a_deployment_reaches_the_record():
     assert (found.start_deadline_seconds, found.wake_deadline_seconds, found.host_copies) == (10, 5, 0)
     assert found.drain == Drain(1, "wait")
     assert (found.strategy, found.pool) == (Strategy(2, 1, True), "n/p")
+    assert (found.adapters, found.proof, found.expert_parallel) == ((Adapter("y", "/y"),), Proving(2, 0.1), True)
 
 
 @pytest.mark.parametrize(
@@ -88,6 +102,12 @@ def test_every_field_of_a_deployment_reaches_the_record():
         ({"bounds": {"minReplicas": 3, "maxReplicas": 2}}, "spec.bounds.minReplicas"),
         ({"bounds": {"minReplicas": 1}, "scaleToZero": {"idleSeconds": 5}}, "spec.bounds.minReplicas"),
         ({"strategy": {"maxSurge": 0}}, "spec.strategy"),
+        ({"model": {"uri": "/m", "revision": "r", "adapters": [{"name": "m", "uri": "/a"}]}}, "spec.model.adapters"),
+        (
+            {"model": {"uri": "/m", "revision": "r", "servedNames": ["x"], "adapters": [{"name": "x", "uri": "/a"}]}},
+            "spec.model.adapters",
+        ),
+        ({"proof": {"toleranceNats": 0}}, "proof.toleranceNats"),
         ({"replicas": -1}, "replicas"),
         ({"replicas": "many"}, "replicas"),
         ({"start": {"mode": "fast"}}, "start.mode"),
@@ -319,3 +339,28 @@ def test_a_status_counts_what_runs_and_keeps_the_time_of_its_transitions():
     }  # fmt: skip
     found["status"] = {k: v for k, v in first.items() if v is not None}
     assert not statuses.differs(found, statuses.model_status(found, facts, "later"))
+
+
+@pytest.mark.parametrize(
+    ("memory", "safe"),
+    [
+        (None, None),
+        (MemoryReading(1.0, 10), None),
+        (MemoryReading(1.0, 10, residual_bytes=10), True),
+        (MemoryReading(1.0, 90, residual_bytes=90, unsafe="asleep at level 2: 90 of 100 bytes left"), False),
+    ],
+)
+def test_whether_engines_of_a_model_are_safe_guardians_is_what_was_measured(memory, safe):
+    ours = dataclasses.replace(SPEC, namespace="n")
+    view = instance("j", "b", State.DORMANT, ours)
+    (member,) = view.members
+    member = dataclasses.replace(member, report=dataclasses.replace(member.report, memory=memory))
+    views = (dataclasses.replace(view, members=(member,)),)
+    facts = statuses.ModelFacts(ours, "", "", Decision(ours.key, 0, 1, ""), views, (), None, (), None)
+    said = statuses.model_status(deployment(), facts, NOW)
+    assert said["guardianSafe"] is safe
+    told = {c["type"]: (c["status"], c["message"]) for c in said["conditions"]}
+    if safe is None:
+        assert "GuardianSafe" not in told
+    else:
+        assert told["GuardianSafe"] == ("True" if safe else "False", memory.unsafe)

@@ -81,3 +81,29 @@ def test_a_resource_says_the_same_of_priority_spread_and_encryption_as_a_body_do
     assert spec == ModelBody.model_validate(body).spec("default", "m")
     with pytest.raises(InvalidInput, match="priorityClassName: expected a PriorityClass of the cluster, got urgent"):
         model_spec(found, *known)
+
+
+def test_a_resource_says_the_same_of_adapters_proofs_and_experts_as_a_body_does():
+    found = {
+        "metadata": {"namespace": "default", "name": "m"},
+        "spec": {
+            "model": {"uri": "/m", "revision": "r1", "adapters": [{"name": "french", "uri": "/french"}]},
+            "runtimeRef": {"name": "rt"}, "poolRef": {"name": "p"}, "parallelism": {"expert": True},
+            "proof": {"tokens": 2, "toleranceNats": 0.2},
+        },
+    }  # fmt: skip
+    runtime = {"metadata": {"name": "rt"}, "spec": {"engine": "stub", "image": "x"}}
+    pool = {"metadata": {"name": "p"}, "spec": {"runtimeRef": {"name": "rt"}, "slot": {"resourceName": "x/y"}}}
+    body = {
+        **BODY, "adapters": [{"name": "french", "uri": "/french"}], "expert_parallel": True, "pool": "default/p",
+        "proof": {"tokens": 2, "tolerance_nats": 0.2},
+    }  # fmt: skip
+    spec = model_spec(found, {"default/rt": runtime}, {"default/p": pool})
+    assert spec == ModelBody.model_validate(body).spec("default", "m")
+
+
+@pytest.mark.parametrize("served", [["french"], []])
+def test_an_adapter_has_a_name_of_its_own(served):
+    body = {**BODY, "served_names": served, "adapters": [{"name": "french", "uri": "/french"}]}
+    with pytest.raises((ValidationError, InvalidInput)):
+        ModelBody.model_validate(body).spec("default", "french")
