@@ -59,11 +59,13 @@ class _Body(BaseModel):
 
 
 class GuardiansBody(_Body):
-    """How many dormant instances stand by, and at which sleep level."""
+    """How many dormant instances stand by, at which sleep level, and how many engines of whatever models a device may
+    hold where one of this model is (one of them awake)."""
 
     replicas: Count = 0
     level: Annotated[int, Field(ge=1, le=2), Whole] = 2
     spread: Spread = Spread.NONE
+    max_per_device: Annotated[int, Field(ge=1, le=64), Whole] = 1
 
 
 class ScaleToZeroBody(_Body):
@@ -223,7 +225,9 @@ class ModelBody(_Body):
             memory_bytes=self.memory_bytes,
             replicas=self.replicas,
             max_replicas=self.max_replicas,
-            guardians=Guardians(self.guardians.replicas, self.guardians.level, self.guardians.spread),
+            guardians=Guardians(
+                self.guardians.replicas, self.guardians.level, self.guardians.spread, self.guardians.max_per_device
+            ),
             mode=self.mode,
             scale_to_zero=ScaleToZero(self.scale_to_zero.idle_seconds, self.scale_to_zero.keep),
             rungs=tuple(dict.fromkeys(self.rungs)),

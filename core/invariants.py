@@ -10,16 +10,17 @@ import math
 from collections.abc import Iterable
 
 from relight.core.errors import InvariantViolated
-from relight.core.records import Decision, RouteTable, Snapshot
+from relight.core.records import Decision, Desired, RouteTable, Snapshot
 from relight.core.states import State
 
 
 def no_device_is_claimed_twice(snapshot: Snapshot) -> list[str]:
-    """At every revision a device belongs to at most one instance that has, or may have, a process."""
+    """At every revision a device belongs to at most one instance that is awake, or on its way from or to sleep."""
     owner: dict[tuple[str, str], str] = {}
     found = []
     for instance in snapshot.instances:
-        if instance.state is State.GONE or instance.remembered:
+        asleep = instance.desired is Desired.DORMANT and instance.state is State.DORMANT
+        if instance.state is State.GONE or instance.remembered or asleep:
             continue
         for member in instance.members:
             for device in member.devices:

@@ -55,10 +55,12 @@ class Changes:
 
 
 def check_claims(assignments: Iterable[Assignment]) -> None:
-    """Raises InvariantViolated when two instances of these assignments claim one device."""
+    """Raises InvariantViolated when two instances of these assignments are wanted awake on one device."""
     owner: dict[tuple[str, str], str] = {}
     for assignment in assignments:
         for assigned in assignment.instances:
+            if assigned.desired in (Desired.DORMANT, Desired.GONE):
+                continue
             for device in assigned.devices:
                 claim = f"{assigned.instance}/{assigned.rank}"
                 first = owner.setdefault((assignment.slot, device), claim)

@@ -115,12 +115,14 @@ class Bounds(_Field):
 
 
 class Guardians(_Field):
-    """How many dormant instances stand by, what they keep (a host copy of the weights, 1, or nothing, 2), and whether
-    replicas and guardians of the model keep off nodes that have one of them."""
+    """How many dormant instances stand by, what they keep (a host copy of the weights, 1, or nothing, 2), whether
+    replicas and guardians of the model keep off nodes that have one of them, and how many engines of whatever models a
+    device may hold where one of this model is (one of them awake)."""
 
     replicas: Number = 0
     level: Annotated[int, Field(ge=1, le=2)] = 2
     spread: Literal["None", "Preferred", "Required"] = "None"
+    max_per_device: Annotated[int, Field(ge=1, le=64)] = 1
 
 
 class Start(_Field):

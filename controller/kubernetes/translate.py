@@ -91,7 +91,12 @@ def model_spec(
         replicas=spec.replicas,
         min_replicas=spec.bounds.min_replicas,
         max_replicas=spec.bounds.max_replicas,
-        guardians=Guardians(spec.guardians.replicas, spec.guardians.level, SPREADS[spec.guardians.spread]),
+        guardians=Guardians(
+            spec.guardians.replicas,
+            spec.guardians.level,
+            SPREADS[spec.guardians.spread],
+            spec.guardians.max_per_device,
+        ),
         mode=Mode(to_enum(spec.start.mode)),
         scale_to_zero=ScaleToZero(spec.scale_to_zero.idle_seconds, KEEPS[spec.scale_to_zero.keep]),
         rungs=tuple(dict.fromkeys(RUNGS[w] for w in spec.sources.allow)) or tuple(RungKind),

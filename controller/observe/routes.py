@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from relight.controller.observe.snapshot import Drains
-from relight.controller.plan.fleet import FreeDevices, sort_fleet
+from relight.controller.plan.devices import FreeDevices
+from relight.controller.plan.fleet import sort_fleet
 from relight.core.records import (
     Decision,
     Desired,

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from relight.controller.plan.fleet import FreeDevices, ModelFleet, due, retry_at, same_runtime, sort_fleet
+from relight.controller.plan.devices import FreeDevices
+from relight.controller.plan.fleet import ModelFleet, due, retry_at, same_runtime, sort_fleet
 from relight.controller.plan.modes import STARTS, Chosen, choose, ruled_out, start_price, wake_price, with_sleep
 from relight.controller.plan.order import in_turn
 from relight.controller.plan.prices import Predictions
@@ -25,6 +27,7 @@ from relight.controller.plan.retire import (
 )
 from relight.controller.plan.rollout import leaving, make_room, next_step, set_stale_apart, unfit
 from relight.controller.plan.sources import Ladder, Sources
+from relight.controller.plan.yielding import Scene, promised, way_for, written
 from relight.core.records import (
     Decision,
     Desired,
@@ -84,6 +87,7 @@ class _Planner:
         for key in (*sorted(self._fleet.keys() - self._views.keys()), *turns):
             decision = decisions.get(key) or Decision(key, 0, 0, "the model was deleted")
             self._replicas(self._views.get(key), self._fleet[key], decision)
+        self._make_way()
         for key in turns:
             if key in decisions:
                 self._guardians(self._views[key], self._fleet[key], decisions[key])
@@ -110,6 +114,32 @@ class _Planner:
         self._placements += settle_drained(view, lists, decision, self._slots)
         self._placements += excess_guardians(view, lists, decision, self._slots)
 
+    def _make_way(self) -> None:
+        """Lets what stands above a written number go for models whose requests wait for its devices."""
+        for key in dict.fromkeys(self._waiting):
+            way = way_for(self._views[key], self._scene())
+            for instance, why in way.goes:
+                view, lists = self._views[instance.model], self._fleet[instance.model]
+                lists.wanted.remove(instance)
+                lists.draining.append(instance)
+                self._placements.append(retired(view, instance, f"gives way: {why}"))
+                self._lower(view, f"what stood above it gives way: {why}")
+            if names := [*way.waits, *(i.instance for i, _ in way.goes)]:
+                self._unplaced.append(f"{key}: waits for {', '.join(names)} to give way")
+
+    def _scene(self) -> Scene:
+        decisions = {d.model: d for d in self._decisions}
+        return Scene(self._views, self._fleet, decisions, self._slots, self._free, self._snapshot.now)
+
+    def _lower(self, view: ModelView, why: str) -> None:
+        """Decides on the written number alone: whatever else woke the model must ask anew."""
+        number = written(view.spec)
+        told = f"{number} is the written number; {why}"
+        self._decisions = tuple(
+            replace(d, replicas=number, reason=told, floor=0, burst=()) if d.model == view.spec.key else d
+            for d in self._decisions
+        )
+
     def _replace(self, view: ModelView, lists: ModelFleet, decision: Decision) -> int:
         """Lets old replicas go whose replacement serves. Returns how many may be placed now."""
         step = next_step(view, lists, self._slots, decision)
@@ -127,6 +157,8 @@ class _Planner:
         """Wants draining replicas back, as they are awake. Returns how many are missing still."""
         for instance in list(lists.draining):
             fits = not unfit(view.spec, instance, self._slots)
+            if promised(view, instance, self._scene()):
+                continue
             if missing > 0 and fits and instance.state in (State.READY, State.DRAINING):
                 lists.draining.remove(instance)
                 lists.wanted.append(instance)
@@ -173,6 +205,7 @@ class _Planner:
             self._start(view, chosen, Desired.READY, best, why, prices, ladder, view.operation)
             return True
         instance, _, ladder = wake
+        self._free.wake(instance)
         lists.guardians.remove(instance)
         lists.wanted.append(instance)
         self._sources.note_reader(ladder.rungs)
@@ -216,6 +249,9 @@ class _Planner:
             devices = instance.members[0].devices
             kind = self._free.kind(instance.members[0].slot, devices[0]) if devices else ""
             price = wake_price(view.spec, instance, ladder, kind, self._predictions)
+            if beside := self._free.awake_beside(instance):
+                told = ", ".join(f"{t.instance} of {t.model}" for t in beside)
+                price = Price(Mode.GUARDIAN, 0.0, False, f"{instance.instance} has {told} awake on its device")
             load = sum(crowd.count(m.slot) for m in instance.members)
             asleep = _WAKEABLE.index(instance.state)
             options.append(((not price.fits, asleep, price.seconds, load, instance.instance), instance, price, ladder))
@@ -244,11 +280,12 @@ class _Planner:
         rungs, refused = ladder.rungs, ladder.refused
         if price.mode is Mode.COLD:
             rungs, refused = (Rung(RungKind.DISK, "a cold start reads the checkpoint"),), ()
-        self._free.take(chosen)
+        name = self._new_id("i")
+        self._free.take(view.spec, name, list(chosen))
         self._sources.note_reader(rungs)
         self._placements.append(
             Placement(
-                instance=self._new_id("i"),
+                instance=name,
                 model=view.spec.key,
                 desired=desired,
                 mode=price.mode,

@@ -87,15 +87,17 @@ def retired(view: ModelView | None, instance: InstanceView, why: str) -> Placeme
     return move(instance, desired, f"{why}; {how}", operation=view.operation if view else "")
 
 
-def guardians_kept(view: ModelView | None, decision: Decision) -> int:
-    """How many guardians may stay: the decided number, and at zero replicas the one that the next request wakes.
+def guardians_kept(view: ModelView | None, lists: ModelFleet, decision: Decision) -> int:
+    """How many guardians may stay: the decided number, at zero replicas the one that the next request wakes, and one
+    for each replica that is missing: it may be waiting for somebody to give way.
 
-    Were that one taken from the decided number, each wake from zero would cost a cold start to replace it.
+    Were the one at zero taken from the decided number, each wake from zero would cost a cold start to replace it.
     """
     if view is None:
         return 0
     at_zero = decision.replicas == 0 and view.spec.scale_to_zero.keep is Keep.GUARDIAN
-    return decision.guardians + (1 if at_zero else 0)
+    missing = max(0, decision.replicas - len(lists.wanted) - len(lists.stale))
+    return decision.guardians + (1 if at_zero else missing)
 
 
 def _stays(view: ModelView | None, instance: InstanceView, slots: Mapping[str, SlotView]) -> bool:
@@ -107,7 +109,7 @@ def settle_drained(
     view: ModelView | None, lists: ModelFleet, decision: Decision, slots: Mapping[str, SlotView]
 ) -> list[Placement]:
     """Puts drained replicas to sleep while guardians are short, and ends the others."""
-    kept = guardians_kept(view, decision)
+    kept = guardians_kept(view, lists, decision)
     asleep = sum(i.state in (State.DORMANT, State.SLEEPING) for i in lists.guardians)
     placements = []
     for instance in list(lists.draining):
@@ -132,7 +134,7 @@ def excess_guardians(
     view: ModelView | None, lists: ModelFleet, decision: Decision, slots: Mapping[str, SlotView]
 ) -> list[Placement]:
     """Ends guardians that no longer fit their model, then those above the number: first what sleeps least."""
-    kept = guardians_kept(view, decision)
+    kept = guardians_kept(view, lists, decision)
     fitting = [i for i in lists.guardians if _stays(view, i, slots)]
     placements = [
         move(i, Desired.GONE, "its model is gone or started otherwise by now, or its slot closes")

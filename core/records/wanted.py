@@ -93,6 +93,8 @@ class Guardians:
     level: int = 2
     spread: Spread = Spread.NONE
     """Of guardians and replicas alike: what is a guardian now is a replica next."""
+    max_per_device: int = 1
+    """How many engines, of whatever models, a device may hold where one of this model is; one of them may be awake."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,8 @@ def image(tiny_model: Path, tmp_path: Path) -> Image:
     # The engine environment of a checkout points at the part that has no Relight.
     shutil.copy(Path(own.stdout.strip()) / "engine-base.pth", site)
     shutil.copytree(tiny_model, outside / "model")
-    done = subprocess.run([outside / "bin" / "python", "-c", "import relight.plugin"], capture_output=True, timeout=60)
+    asked = [outside / "bin" / "python", "-c", "import relight.plugin"]
+    done = subprocess.run(asked, capture_output=True, timeout=60, check=False, env={"PATH": os.environ["PATH"]})
     assert b"ModuleNotFoundError" in done.stderr
     return Image(root, outside)
 

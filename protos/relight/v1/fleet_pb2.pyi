@@ -257,19 +257,22 @@ class Guardians(_message.Message):
     REPLICAS_FIELD_NUMBER: _builtins.int
     LEVEL_FIELD_NUMBER: _builtins.int
     SPREAD_FIELD_NUMBER: _builtins.int
+    MAX_PER_DEVICE_FIELD_NUMBER: _builtins.int
     replicas: _builtins.int
     level: _builtins.int
     spread: _builtins.str
+    max_per_device: _builtins.int
     def __init__(
         self,
         *,
         replicas: _builtins.int = ...,
         level: _builtins.int = ...,
         spread: _builtins.str = ...,
+        max_per_device: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["level", b"level", "replicas", b"replicas", "spread", b"spread"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["level", b"level", "max_per_device", b"max_per_device", "replicas", b"replicas", "spread", b"spread"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

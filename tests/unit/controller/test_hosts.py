@@ -195,8 +195,8 @@ def test_after_the_last_replica_a_wake_reads_the_copy_before_the_disk():
 
 
 def test_a_peer_comes_before_the_copy_and_another_host_reads_it_by_tcp():
-    slots = [slot("a"), slot("b", "other", budget=ROOM, copies=[copy("b")])]
-    found = planned(seen(slots, [ready(), instance("i-b", "a", State.DORMANT)]))
+    slots = [slot("a"), slot("c"), slot("b", "other", budget=ROOM, copies=[copy("b")])]
+    found = planned(seen(slots, [ready(), instance("i-b", "c", State.DORMANT)]))
     (wake,) = [p for p in found.placements if p.instance == "i-b"]
     assert kinds(wake) == [RungKind.PEER_SHM, RungKind.PEER_TCP, RungKind.HOST_TCP, RungKind.DISK]
     assert "host_shm: " in wake.reason

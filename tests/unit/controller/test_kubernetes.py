@@ -359,7 +359,7 @@ def test_whether_engines_of_a_model_are_safe_guardians_is_what_was_measured(memo
     facts = statuses.ModelFacts(ours, "", "", Decision(ours.key, 0, 1, ""), views, (), None, (), None)
     said = statuses.model_status(deployment(), facts, NOW)
     assert said["guardianSafe"] is safe
-    told = {c["type"]: (c["status"], c["message"]) for c in said["conditions"]}
+    told = {c["type"]: (c["status"], c.get("message", "")) for c in said["conditions"]}
     if safe is None:
         assert "GuardianSafe" not in told
     else:

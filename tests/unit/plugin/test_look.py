@@ -28,7 +28,7 @@ def test_an_environment_tells_versions_places_and_the_plugins_own_code() -> None
 def test_only_what_was_asked_is_answered(tmp_path: Path) -> None:
     assert look.answer({}) == {}
     assert look.answer({"model": str(tmp_path / "absent")}) == {"model": {}}
-    assert set(look.answer({"environment": True})) == {"versions", "sources", "code", "device"}
+    assert set(look.answer({"environment": True})) == {"versions", "sources", "code", "device", "missing"}
 
 
 def test_a_processor_is_what_its_code_is_made_for(tmp_path: Path) -> None:
