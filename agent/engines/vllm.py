@@ -193,7 +193,7 @@ def _divided(spec: ModelSpec) -> tuple[str, ...]:
     """Arguments that spread the engine over its devices, a rank on each."""
     if spec.devices_per_member == 1:
         return ()
-    ranks = ("--tensor-parallel-size", str(spec.devices_per_member))
+    ranks: tuple[str, ...] = ("--tensor-parallel-size", str(spec.devices_per_member))
     if spec.expert_parallel:
         ranks = (*ranks, "--enable-expert-parallel")
     return ranks if any(BACKEND in a for a in spec.args) else (*ranks, BACKEND, "mp")
