@@ -116,7 +116,7 @@ class _Planner:
 
     def _make_way(self) -> None:
         """Lets what stands above a written number go for models whose requests wait for its devices."""
-        for key in dict.fromkeys(self._waiting):
+        for key in dict.fromkeys(self._waiting) if self._snapshot.synced else ():
             way = way_for(self._views[key], self._scene())
             for instance, why in way.goes:
                 view, lists = self._views[instance.model], self._fleet[instance.model]

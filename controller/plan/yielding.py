@@ -1,9 +1,10 @@
-"""Who makes room when a model has requests waiting and every device that it could use has somebody awake on it.
+"""Who makes room for a model when every device that it could use has somebody awake on it.
 
-What stands above a model's written number gives way: the replica that requests woke from zero, or a burst. What
-somebody wrote is never taken for another. An idle one goes at once, the least recently used of the lowest priority
-first; one that is busy goes when the others have waited for FAIR_SECONDS and it has served for as long, so that models
-that share a device take turns and none starves. Zero I/O: core only.
+What stands above a model's written number gives way: the replica that requests woke from zero, or a burst. It does so
+for requests that wait, for a burst, and for a number that somebody wrote; what somebody wrote is never taken for
+another. An idle one goes at once, the least recently used of the lowest priority first; one that is busy goes when the
+other has waited for FAIR_SECONDS and it has served for as long, so that models that share a device take turns and none
+starves. Zero I/O: core only.
 """
 
 from __future__ import annotations
@@ -57,11 +58,12 @@ class _Able:
 
 
 def way_for(asker: ModelView, scene: Scene) -> Way:
-    """What makes room for one replica of `asker`; nothing while nobody waits for it, or nobody may go."""
-    if asker.demand is None or asker.demand.held <= 0:
+    """What makes room for one replica of `asker`; nothing while it has no claim, or nobody may go."""
+    claim = _claim(asker, scene)
+    if claim is None:
         return Way()
     others = (view for key, view in scene.views.items() if key != asker.spec.key)
-    able = {a.instance.instance: a for view in others for a in _able(view, asker, scene)}
+    able = {a.instance.instance: a for view in others for a in _able(view, asker, claim, scene)}
     found = [way for way in _ways(asker, scene, able) if way is not None]
     patient = [way for way in found if not way.goes]
     return patient[0] if patient else min(found, key=lambda way: _worth(way, able), default=Way())
@@ -72,15 +74,34 @@ def promised(view: ModelView, instance: InstanceView, scene: Scene) -> str:
     empty for none."""
     own = _finite(view.demand.oldest_held_seconds) if view.demand else 0.0
     for key, other in sorted(scene.views.items()):
-        decision, lists = scene.decisions.get(key), scene.fleet[key]
-        waits = other.demand is not None and other.demand.held > 0
-        missing = decision is not None and len(lists.wanted) < decision.replicas
-        if key == view.spec.key or not waits or not missing or other.demand is None:
+        claim = _claim(other, scene) if key != view.spec.key else None
+        if claim is None or claim.waited <= own or other.spec.priority < view.spec.priority:
             continue
-        earlier = _finite(other.demand.oldest_held_seconds) > own and other.spec.priority >= view.spec.priority
-        if earlier and any(set(places_of(g)) & set(places_of(instance)) for g in lists.guardians):
+        if any(set(places_of(g)) & set(places_of(instance)) for g in scene.fleet[key].guardians):
             return key
     return ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """Why a model may ask others to go, and since how many seconds it has."""
+
+    why: str
+    waited: float
+
+
+def _claim(view: ModelView, scene: Scene) -> _Claim | None:
+    """None while nothing is missing, or only what was woken by requests that are gone."""
+    key, decision = view.spec.key, scene.decisions.get(view.spec.key)
+    there = len(scene.fleet[key].wanted)
+    if decision is None or there >= decision.replicas:
+        return None
+    waited = 0.0 if view.waits_since is None else max(0.0, _finite(scene.now - view.waits_since))
+    if view.demand is not None and view.demand.held > 0:
+        return _Claim(f"{key} has {view.demand.held} requests waiting", _finite(view.demand.oldest_held_seconds))
+    if there < written(view.spec):
+        return _Claim(f"{key} lacks a replica that somebody wrote", waited)
+    return _Claim(f"{key} has more requests than its replicas are for", waited) if decision.burst else None
 
 
 def _ways(asker: ModelView, scene: Scene, able: Mapping[str, _Able]) -> list[Way | None]:
@@ -119,26 +140,25 @@ def _way(others: Iterable[str], scene: Scene, able: Mapping[str, _Able]) -> Way 
     return Way(tuple(goes), tuple(waits)) if goes or waits else None
 
 
-def _able(view: ModelView, asker: ModelView, scene: Scene) -> list[_Able]:
+def _able(view: ModelView, asker: ModelView, claim: _Claim, scene: Scene) -> list[_Able]:
     """The replicas of `view` that may go for `asker`."""
     decision = scene.decisions.get(view.spec.key)
     lists = scene.fleet[view.spec.key]
     above = min(len(lists.wanted), decision.replicas if decision else 0) - written(view.spec)
-    if above <= 0 or view.demand is None or asker.demand is None:
+    if above <= 0 or view.demand is None:
         return []
-    waiting = f"{asker.spec.key} has {asker.demand.held} requests waiting"
     found = []
     for instance in lists.wanted:
         if instance.state is not State.READY:
             continue
         if not view.demand.held and not view.demand.in_flight and not instance.in_flight:
-            found.append(_Able(view, instance, f"{waiting}, and it has none", above))
+            found.append(_Able(view, instance, f"{claim.why}, and it has none", above))
         elif (
             view.spec.priority <= asker.spec.priority
-            and _finite(asker.demand.oldest_held_seconds) >= FAIR_SECONDS
+            and claim.waited >= FAIR_SECONDS
             and scene.now - _ready_since(instance) >= FAIR_SECONDS
         ):
-            told = f"{waiting} for {FAIR_SECONDS:g} s, and it has served for as long"
+            told = f"{claim.why} for {FAIR_SECONDS:g} s, and it has served for as long"
             found.append(_Able(view, instance, told, above))
     return found
 

@@ -86,9 +86,18 @@ def test_what_is_written_or_busy_or_unknown_stays(a, demand, why):
     assert any("i-a of default/a awake on its device" in text for text in found.unplaced)
 
 
-def test_without_requests_nobody_is_sent_away():
-    views = [ModelView(A, NOBODY, activated_at=500.0), ModelView(spec("b", replicas=1), NOBODY)]
-    found = made(views, [lives("i-a", A, State.READY), lives("i-b", spec("b", replicas=1), State.DORMANT)])
+def test_what_somebody_wrote_goes_before_what_requests_woke():
+    b = spec("b", replicas=1)
+    views = [ModelView(A, NOBODY, activated_at=500.0), ModelView(b, NOBODY)]
+    found = made(views, [lives("i-a", A, State.READY), lives("i-b", b, State.DORMANT)])
+    assert [(p.instance, p.desired) for p in found.placements] == [("i-a", Desired.DRAINED)]
+    assert "lacks a replica that somebody wrote" in found.placements[0].reason
+
+
+def test_without_a_claim_nobody_is_sent_away():
+    # Requests woke it once, and none is there any more: what is missing may stay so.
+    views = [ModelView(A, NOBODY, activated_at=500.0), ModelView(B, NOBODY, activated_at=999.0)]
+    found = made(views, [lives("i-a", A, State.READY), lives("i-b", B, State.DORMANT)])
     assert found.placements == ()
 
 
