@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from relight.core.errors import FieldError, InvalidInput
+from relight.core.errors import Conflict
 from relight.core.records import (
     Adapter,
     Autoscaler,
@@ -200,17 +200,11 @@ class ModelBody(_Body):
     proof: ProofBody = ProofBody()
     adapters: Annotated[list[AdapterBody], Field(max_length=64)] = []
 
-    @model_validator(mode="after")
-    def _named_apart(self) -> ModelBody:
-        names = [*self.served_names, *(a.name for a in self.adapters)]
-        if self.adapters and len(set(names)) < len(names):
-            raise ValueError("adapters and served names need a name each")
-        return self
-
     def spec(self, namespace: str, name: str) -> ModelSpec:
-        """As the shared record. Raises InvalidInput for an adapter of the model's own name."""
-        if any(a.name == name for a in self.adapters):
-            raise InvalidInput("bad model", [FieldError("adapters", "other names than the model's own", name)])
+        """As the shared record. Raises Conflict for an adapter whose name is another's, or the model's own."""
+        served, adapters = {name, *self.served_names}, [a.name for a in self.adapters]
+        if len(served | set(adapters)) < len(served) + len(adapters):
+            raise Conflict(f"adapters of {name} need names that are neither its own nor served ones: {adapters}")
         return ModelSpec(
             namespace=namespace,
             name=name,

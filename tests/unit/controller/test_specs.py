@@ -5,7 +5,7 @@ from pydantic import ValidationError
 
 from relight.controller.kubernetes.translate import model_spec
 from relight.controller.specs import ModelBody
-from relight.core.errors import InvalidInput
+from relight.core.errors import Conflict, InvalidInput
 from relight.core.records import RungKind, Storage
 
 BODY = {"uri": "/m", "revision": "r1", "engine": "stub"}
@@ -105,5 +105,5 @@ def test_a_resource_says_the_same_of_adapters_proofs_and_experts_as_a_body_does(
 @pytest.mark.parametrize("served", [["french"], []])
 def test_an_adapter_has_a_name_of_its_own(served):
     body = {**BODY, "served_names": served, "adapters": [{"name": "french", "uri": "/french"}]}
-    with pytest.raises((ValidationError, InvalidInput)):
-        ModelBody.model_validate(body).spec("default", "french")
+    with pytest.raises(Conflict):
+        ModelBody.model_validate(body).spec("default", "french" if not served else "m")
