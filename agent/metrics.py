@@ -5,7 +5,7 @@ Devices are read when somebody asks. docs/metrics.md lists them all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Histogram, start_http_server
 from prometheus_client.core import GaugeMetricFamily
@@ -20,13 +20,16 @@ from relight.core.records import DeviceReport, InstanceReport
 
 _log = get_logger("agent.metrics")
 Seen = tuple[tuple[DeviceReport, ...], tuple[InstanceReport, ...]]
+Read = Callable[[], tuple[Reading, ...]]
+Cards = Callable[[], Mapping[str, float]]
+"""Bytes a second that the link of each network card carries, by the card's name."""
 
 
 class _Devices(Collector):
     """`seen` is replaced whole by the agent's loop, and read here by the server's threads."""
 
-    def __init__(self, read: Callable[[], tuple[Reading, ...]], attached: Callable[[], bool]) -> None:
-        self._read, self._attached = read, attached
+    def __init__(self, read: Read, cards: Cards, attached: Callable[[], bool]) -> None:
+        self._read, self._cards, self._attached = read, cards, attached
         self.seen: Seen = ((), ())
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
@@ -68,6 +71,15 @@ class _Devices(Collector):
                 if value is not None:
                     family.add_metric([found.id], value)
         yield from (info, memory, used, temperature, power)
+        capacity = GaugeMetricFamily(
+            "relight_card_capacity_bytes_per_second",
+            "What the links of the RDMA cards that weights travel by can carry",
+            labels=["card"],
+            unit="bytes_per_second",
+        )
+        for name, rate in self._cards().items():
+            capacity.add_metric([name], rate)
+        yield capacity
         yield GaugeMetricFamily(
             "relight_agent_attached",
             "1 while the controller speaks to this agent, else 0",
@@ -84,11 +96,11 @@ class _Devices(Collector):
 
 
 class Metrics:
-    """One registry per agent. `read` reads the devices, `attached` says whether the controller speaks."""
+    """One registry per agent. `read` and `cards` look at the machine, `attached` says whether the controller speaks."""
 
-    def __init__(self, read: Callable[[], tuple[Reading, ...]], attached: Callable[[], bool]) -> None:
+    def __init__(self, read: Read, cards: Cards, attached: Callable[[], bool]) -> None:
         self.registry = CollectorRegistry()
-        self._devices = _Devices(read, attached)
+        self._devices = _Devices(read, cards, attached)
         self.registry.register(self._devices)
         self._transitions = Histogram(
             "relight_agent_transition_seconds",

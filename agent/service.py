@@ -24,7 +24,7 @@ from relight.agent.journal import Journal
 from relight.agent.ledger import Claim, Ledger
 from relight.agent.link import SupervisorLink
 from relight.agent.metrics import Metrics
-from relight.agent.rails import Rails, look
+from relight.agent.rails import Rails, capacities, look
 from relight.agent.serving import Serving
 from relight.agent.stages.caches import Caches
 from relight.agent.stages.common import Tools
@@ -78,7 +78,9 @@ class Agent:
         self._zygotes = Zygotes(self._drivers, config.state_dir / "zygotes", self._link, clock)
         self._copies = HostCopies(config.tier_settings(), self._link, clock, lambda: self._fleet.changed())
         self._fleet = fleet_stream(config.controller(), clock, self._report, self._accept, self._hear)
-        self._metrics = Metrics(self._backend.readings, lambda: self._fleet.attached)
+        self._metrics = Metrics(
+            self._backend.readings, lambda: capacities(self._rails), lambda: self._fleet.attached
+        )  # fmt: skip
         self._callers = config.known_tokens()
         self._cache: CacheService | None = None
         self._devices: tuple[DeviceReport, ...] = ()

@@ -84,7 +84,7 @@ class ModelMetrics:
         )  # fmt: skip
         self._since: dict[str, float] = {}
         self._served: set[str] = set()
-        self._failed: dict[str, float] = {}
+        self._failed: dict[str, float] | None = None
 
     def seen(self, look: Look) -> None:
         """Takes in what a reconcile pass saw."""
@@ -175,8 +175,11 @@ class ModelMetrics:
                 self._requests.labels(placement.model, MISS).inc()
 
     def _count_failures(self, snapshot: Snapshot) -> None:
-        failed = {i.instance: i for i in snapshot.instances if i.failure is not None}
-        for name, instance in failed.items():
-            if self._failed.get(name) != instance.failed_at:
+        failed = [i for i in snapshot.instances if i.failure is not None]
+        for instance in failed:
+            known = self._failed.get(instance.instance) if self._failed is not None else None
+            # What is remembered at the first look failed under an earlier controller.
+            old = self._failed is None and instance.remembered
+            if known != instance.failed_at and not old:
                 self._failures.labels(instance.model, instance.desired).inc()
-        self._failed = {name: instance.failed_at for name, instance in failed.items()}
+        self._failed = {i.instance: i.failed_at for i in failed}

@@ -31,7 +31,7 @@ def registries() -> Mapping[str, CollectorRegistry]:
     return {
         "controller": controller.Metrics().registry,
         "gateway": gateway.Metrics(tuple, lambda: False).registry,
-        "agent": agent.Metrics(tuple, lambda: False).registry,
+        "agent": agent.Metrics(tuple, dict, lambda: False).registry,
     }
 
 

@@ -22,8 +22,8 @@ timestamps: `time() - relight_short_since_timestamp_seconds`. Asked for OpenMetr
 the `trace_id` under which it is exported (exemplars of `relight_start_seconds`). What numbers cannot say, such as the
 reason of a choice, is in `relight explain` and `relight timeline`.
 
-What a device cannot tell has no series: on CPU cores temperature and power are absent. Dashboards and alerts over all
-of this: [dashboards](dashboards.md), [runbooks](runbooks/README.md).
+What a device cannot tell has no series: on CPU cores temperature and power are absent, and capacities where there are
+no cards. Dashboards and alerts over all of this: [dashboards](dashboards.md), [runbooks](runbooks/README.md).
 """
 
 

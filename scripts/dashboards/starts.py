@@ -145,6 +145,13 @@ _TRANSFER = Row(
             stacked=True,
         ),
         Panel(
+            "Capacity of cards",
+            "What the link of each RDMA card carries: a wake by peer_rdma that reads by several reaches for their sum.",
+            Unit.BYTES_PER_SECOND,
+            (Query("max by (instance, card) (relight_card_capacity_bytes_per_second)", "{{instance}} {{card}}"),),
+            device_only=True,
+        ),
+        Panel(
             "Seconds by path, p90",
             "Of good rungs, proof included.",
             Unit.SECONDS,

@@ -1,4 +1,4 @@
-"""Accelerators as the agent's own exposition tells of them, from readings that others published.
+"""Accelerators and cards as the agent's own exposition tells of them, from readings that others published.
 
     python -m tests.dashboards.recorded > tests/dashboards/recorded.prom
 
@@ -6,6 +6,7 @@ Readings (temperature, power, utilisation, memory in use and in all):
     gpu0, gpu1   NVIDIA H100 80GB HBM3: the nvidia-smi table in https://github.com/wilicc/gpu-burn/issues/114
     xpu0, xpu1   Kunlun P800 OAM: `xpu_smi -m` in https://github.com/xyDong0223/infer-forge-harness,
                  tests/unit/test_memory_budget.py
+    mlx5_0, _1   RDMA cards of an H20: ibstatus in https://github.com/deepseek-ai/DeepEP/issues/17
 Holders of memory are made up: an engine awake, a guardian and an orphan, within what the readings leave room for.
 """
 
@@ -30,6 +31,7 @@ READINGS = (
     Reading("xpu0", 0.0, 36.0, 86.0, 90440 * MIB),
     Reading("xpu1", 0.0, 39.0, 86.0, 90440 * MIB),
 )
+CARDS = {"mlx5_0": 200e9 / 8, "mlx5_1": 400e9 / 8}
 _HOLDERS = {
     "gpu0": (DeviceHolder(10, "VLLM::Worker", 72000 * MIB, "i-awake"),),
     "gpu1": (DeviceHolder(11, "VLLM::Worker", 2400 * MIB, "i-asleep"), DeviceHolder(12, "VLLM::Worker", 69000 * MIB)),
@@ -60,7 +62,7 @@ def _instance(name: str, devices: tuple[str, ...], state: State, weights: int, c
 
 def exposition() -> str:
     """What an agent with these devices serves."""
-    metrics = Metrics(lambda: READINGS, lambda: True)
+    metrics = Metrics(lambda: READINGS, lambda: CARDS, lambda: True)
     instances = (
         _instance("i-awake", ("gpu0",), State.READY, 16000, 50000),
         _instance("i-asleep", ("gpu1",), State.DORMANT, 0, 0),

@@ -7,8 +7,10 @@ wakes from disk; `compiled`, which is started, and compiles.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -20,6 +22,7 @@ from typing import Any
 import httpx
 from tests.dashboards.prometheus import ROOT, Prometheus
 
+from relight.agent.procfs import DEVICES, INSTANCE, OWNER
 from support.agent import Slot
 from support.controlplane import TOKENS, Process, client, free_port, model
 from support.gateway import Door
@@ -146,7 +149,7 @@ async def load(relight: Relight) -> AsyncIterator[None]:
 
 
 async def walk(relight: Relight, prometheus: Prometheus) -> None:
-    """Scale-outs by guardian and by start, sleeps, a failed proof, a killed engine, zero and back, a hang-up."""
+    """Scale-outs by guardian and by start, sleeps, failed proofs, a killed engine, hang-ups, an orphan, zero."""
     async with load(relight):
         for _ in range(WAKES):
             await relight.scale("m", 2)
@@ -161,6 +164,7 @@ async def walk(relight: Relight, prometheus: Prometheus) -> None:
         await answering(prometheus, 'sum(relight_gateway_requests_in_flight{model="default/m"}) > 0')
         hung_up.cancel()
         await asyncio.gather(hung_up, return_exceptions=True)
+    await _leave_an_orphan(relight, prometheus)
     await relight.scale("m", 0)
     assert await relight.ask("m") == 200
     # What grew last is scraped twice more before it is asked for.
@@ -173,6 +177,20 @@ async def _kill(relight: Relight, name: str) -> None:
     victim = next(i for i in instances if i["model"].endswith(f"/{name}") and i["state"] == "ready")
     os.kill(victim["members"][0]["pid"], signal.SIGKILL)
     await relight.reaches(name, lambda m: m["ready"] == 0 or m["dormant"] == 0)
+
+
+async def _leave_an_orphan(relight: Relight, prometheus: Prometheus) -> None:
+    """A process that carries the mark of an instance which does not run: until it ends, a device is out of use."""
+    slot = relight.slots[0]
+    journal = (slot.directory / "state" / "supervisor.journal").resolve()
+    marks = {OWNER: hashlib.sha256(str(journal).encode()).hexdigest()[:16], INSTANCE: "i-dead", DEVICES: "cpu-3"}
+    orphan = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", "input()", env={**os.environ, **marks}, stdin=asyncio.subprocess.PIPE
+    )  # fmt: skip
+    await answering(prometheus, 'sum(relight_device_memory_bytes{kind="orphan"}) > 0')
+    orphan.kill()
+    await orphan.wait()
+    await answering(prometheus, 'sum(relight_device_memory_bytes{kind="orphan"}) == 0')
 
 
 async def answering(prometheus: Prometheus, expression: str) -> None:

@@ -24,7 +24,8 @@ PAIRS = (("hits", "misses"), ("ok", "failed"), ("successes", "failures"), ("sent
 LABELS = frozenset(
     {
         "model", "slot", "device", "kind", "product", "healthy", "state", "desired", "level", "mode", "way", "asked",
-        "taken", "expected", "rung", "phase", "figure", "outcome", "cause", "status", "rule", "operation", "current",
+        "taken", "expected", "rung", "card",
+        "phase", "figure", "outcome", "cause", "status", "rule", "operation", "current",
     }
 )  # fmt: skip
 """Each has few values. `operation` is the name of a call of the store; no label is an id."""

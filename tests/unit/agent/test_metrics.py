@@ -45,7 +45,7 @@ def test_an_engine_over_two_devices_is_counted_in_equal_parts_and_never_beyond_w
 
 
 def test_what_a_device_cannot_tell_has_no_series() -> None:
-    metrics = Metrics(lambda: (Reading("d", utilisation=0.5),), lambda: True)
+    metrics = Metrics(lambda: (Reading("d", utilisation=0.5),), lambda: {"mlx5_0": 25e9}, lambda: True)
     metrics.measured((_device(),), ())
     served, close = metrics.serve("127.0.0.1", 0)
     with urllib.request.urlopen(f"http://{served}/metrics", timeout=10) as reply:
@@ -53,6 +53,7 @@ def test_what_a_device_cannot_tell_has_no_series() -> None:
     close()
     assert 'relight_device_utilisation_ratio{device="d"} 0.5' in text
     assert 'relight_device_memory_bytes{device="d",kind="free"} 100.0' in text
+    assert 'relight_card_capacity_bytes_per_second{card="mlx5_0"} 2.5e+10' in text
     assert "relight_device_temperature_celsius{" not in text
     assert "relight_device_power_watts{" not in text
 
@@ -61,7 +62,7 @@ def test_devices_that_do_not_answer_hide_nothing_else() -> None:
     def unread() -> tuple[Reading, ...]:
         raise Unavailable("the driver hangs")
 
-    metrics = Metrics(unread, lambda: False)
+    metrics = Metrics(unread, dict, lambda: False)
     metrics.measured((_device(DeviceHolder(3, "p", 5)),), ())
     (orphan,) = (
         sample.value
@@ -73,7 +74,7 @@ def test_devices_that_do_not_answer_hide_nothing_else() -> None:
 
 
 def test_a_port_that_is_taken_is_said() -> None:
-    metrics = Metrics(tuple, lambda: False)
+    metrics = Metrics(tuple, dict, lambda: False)
     served, close = metrics.serve("127.0.0.1", 0)
     with pytest.raises(Unavailable, match="cannot serve metrics on 127"):
         metrics.serve("127.0.0.1", int(served.rpartition(":")[2]))

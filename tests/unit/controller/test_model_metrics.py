@@ -117,6 +117,16 @@ def test_a_failure_is_counted_once_however_often_it_is_seen():
     assert sample(metrics, "relight_instance_failures_total", model=KEY, desired="ready") == 2
 
 
+def test_what_failed_under_an_earlier_controller_is_not_counted_again():
+    metrics = Metrics()
+    old = replace(READY, state=State.GONE, failure=Failure("it died"), failed_at=5.0, remembered=True)
+    metrics.seen(looked(old))
+    metrics.seen(looked(old))
+    assert sample(metrics, "relight_instance_failures_total") is None
+    metrics.seen(looked(old, replace(old, instance="i-7", failed_at=8.0)))
+    assert sample(metrics, "relight_instance_failures_total", model=KEY) == 1
+
+
 def test_slots_are_alive_awaited_lost_or_gone():
     alive, gone = slot("a"), replace(slot("d"), alive=False)
     awaited, lost = replace(slot("b"), boot_id=""), replace(slot("c"), alive=False)
