@@ -28,12 +28,14 @@ class Unit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One PromQL expression. `right` puts it on an axis of its own, in `unit`; `apart` keeps it out of the stack."""
+    """One PromQL expression. `right` puts it on an axis of its own, in that unit; `apart` draws it dashed and out of
+    the stack; `traces` shows the exemplars that lead to them."""
 
     expression: str
     legend: str
     right: Unit | None = None
     apart: bool = False
+    traces: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +174,7 @@ def _panel(panel: Panel, number: int, place: dict[str, int]) -> dict[str, Any]:
     targets = [
         {
             "refId": chr(ord("A") + at), "datasource": SOURCE, "editorMode": "code", "expr": query.expression,
-            "legendFormat": query.legend, "range": True, "instant": False,
+            "legendFormat": query.legend, "range": True, "instant": False, "exemplar": query.traces,
         }
         for at, query in enumerate(panel.queries)
     ]  # fmt: skip

@@ -31,7 +31,7 @@ _STARTS = Row(
             "Starts by mode, p99",
             "A guardian wakes in about a second; a cold start takes minutes.",
             Unit.SECONDS,
-            (Query(quantile(0.99, "relight_start_seconds", "mode", f'{M}, outcome="ok"'), "{{mode}}"),),
+            (Query(quantile(0.99, "relight_start_seconds", "mode", f'{M}, outcome="ok"'), "{{mode}}", traces=True),),
         ),
         Panel(
             "Starts by way and outcome",
