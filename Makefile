@@ -45,9 +45,9 @@ bench-ring: setup-control ## The compile-cache ring under kills and joins, and m
 
 .PHONY: test test-fast test-engine
 test: setup ## The tests of every change, with real vLLM (session-wide pair of engines)
-	@$(BIN)/python -m pytest -m "not gpu and not kubernetes"
+	@$(BIN)/python -m pytest -m "not gpu and not kubernetes and not dashboards"
 test-fast: setup-control setup-redis ## The tests that need no engine environment
-	@$(BIN)/python -m pytest -m "not engine and not gpu and not kubernetes"
+	@$(BIN)/python -m pytest -m "not engine and not gpu and not kubernetes and not dashboards"
 test-engine: setup ## The tests with real vLLM alone
 	@$(BIN)/python -m pytest -m engine
 
@@ -62,6 +62,12 @@ setup-kubernetes: ## Build a Kubernetes control plane for tests (3 to 7 minutes,
 	@$(PYTHON) scripts/setup_environments.py kubernetes
 test-kubernetes: setup-control setup-kubernetes ## Against a real Kubernetes control plane; ends with one line of JSON
 	@$(BIN)/python tests/kubernetes/run.py
+
+.PHONY: setup-prometheus test-dashboards
+setup-prometheus: ## Set up the Prometheus of test-dashboards (Debian's package, unpacked and cached)
+	@$(PYTHON) scripts/setup_environments.py prometheus
+test-dashboards: setup-control setup-prometheus ## Every panel and every alert, against a real Prometheus; ends with one line of JSON
+	@$(BIN)/python tests/dashboards/run.py
 
 .PHONY: test-nixl test-gpu
 test-nixl: setup-control setup-peers ## The nixl transport over the real library, between processes; ends with one line of JSON
@@ -88,7 +94,7 @@ licences: setup-control ## Fail on a dependency whose licence is not on the list
 	@$(BIN)/python scripts/check_licences.py
 
 .PHONY: docs clean
-docs: setup-control ## Regenerate what docs take from code (configuration schema, OpenAPI, CLI help)
+docs: setup-control ## Regenerate what is taken from code (schema, OpenAPI, CLI help, metrics, dashboards, alert rules)
 	@$(BIN)/python scripts/gen_docs.py
 clean: ## Remove the checkout's own environments and caches
 	@rm -rf .venv .venv-engine .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

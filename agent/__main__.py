@@ -39,6 +39,7 @@ def _told(arguments: argparse.Namespace) -> dict[str, Any]:
         "host": arguments.address,
         "bind_host": arguments.address,
         "serving_port": arguments.serving_port,
+        "metrics_port": arguments.metrics_port,
         "token_file": None if arguments.token_file is None else str(arguments.token_file),
     }
     if arguments.shared is not None:
@@ -57,6 +58,7 @@ def main() -> int:
     told.add_argument("--controller", metavar="HOST:PORT", help="the controller's gRPC")
     told.add_argument("--address", metavar="IP", help="listen on this address, engines too")
     told.add_argument("--serving-port", type=int, metavar="PORT", help="answer here for whichever engine is ready")
+    told.add_argument("--metrics-port", type=int, metavar="PORT", help="serve metrics here")
     told.add_argument(
         "--token-file", type=Path, metavar="FILE", help="holds the token for the controller, renewed by others"
     )

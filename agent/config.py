@@ -100,6 +100,8 @@ class AgentConfig(Attached):
     host_tier: HostTierConfig = HostTierConfig()
     serving_port: Port | None = None
     """On `bind_host`: answers for whichever engine is ready here (docs/kubernetes.md). Absent: gateways alone route."""
+    metrics_port: Port | None = None
+    """On `bind_host`: metrics of devices and transitions, in the clear (docs/metrics.md). Absent: none are served."""
     health_seconds: Annotated[float, Field(gt=0, le=60)] = 2.0
     """Between two looks at each ready engine: a hung one is found within a few of them."""
     devices_seconds: Annotated[float, Field(gt=0, le=3600)] = 15.0

@@ -82,6 +82,21 @@ class Procfs:
         pairs = (item.partition("=") for item in data.decode(errors="replace").split("\0"))
         return {name: value for name, found, value in pairs if found}
 
+    def core_ticks(self) -> Mapping[int, tuple[int, int]]:
+        """Clock ticks since boot that each core was busy, and all of them; empty where the kernel does not tell."""
+        try:
+            lines = (self._root / "stat").read_text().splitlines()
+        except OSError:
+            return {}
+        found = {}
+        for line in lines:
+            name, *fields = line.split()
+            if name.startswith("cpu") and name[3:].isdigit() and len(fields) >= 8:
+                # Time of guests, which follows, is part of the first two.
+                ticks = [int(field) for field in fields[:8]]
+                found[int(name[3:])] = (sum(ticks) - ticks[3] - ticks[4], sum(ticks))
+        return found
+
     def pss(self, pid: int) -> int:
         """Proportional set size in bytes; 0 when the process is gone."""
         return self._rollup(pid, "Pss:")

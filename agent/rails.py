@@ -7,12 +7,13 @@ import ipaddress
 import resource
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from relight.core.errors import LocalFault
+from relight.transfer.topology import SYSFS, read_nics
 from relight.transfer.transports.preflight import UNLIMITED, Need, Roots, findings
 from relight.transfer.transports.verbs import DISTRIBUTION, choose_gid, gid_table
 
@@ -59,6 +60,14 @@ def look(
         else:
             trouble += [str(f) for f in found] or [f"{name}: it has no IPv4 address; give its interface one"]
     return Rails(True, tuple(cards), "" if cards else "; ".join(trouble))
+
+
+def capacities(rails: Rails, sysfs: Path = SYSFS) -> Mapping[str, float]:
+    """Bytes a second that the links of the usable cards carry, by card; one whose link tells no rate is absent."""
+    usable = {card.partition("@")[0] for card in rails.cards}
+    if not usable:
+        return {}
+    return {nic.name: nic.gigabits * 1e9 / 8 for nic in read_nics(sysfs) if nic.name in usable and nic.gigabits > 0}
 
 
 def _memlock(at: Roots) -> int:

@@ -23,7 +23,8 @@ from relight.agent.hostcopy.keeper import HostCopies
 from relight.agent.journal import Journal
 from relight.agent.ledger import Claim, Ledger
 from relight.agent.link import SupervisorLink
-from relight.agent.rails import Rails, look
+from relight.agent.metrics import Metrics
+from relight.agent.rails import Rails, capacities, look
 from relight.agent.serving import Serving
 from relight.agent.stages.caches import Caches
 from relight.agent.stages.common import Tools
@@ -79,6 +80,9 @@ class Agent:
         self._zygotes = Zygotes(self._drivers, config.state_dir / "zygotes", self._link, clock)
         self._copies = HostCopies(config.tier_settings(), self._link, clock, lambda: self._fleet.changed())
         self._fleet = fleet_stream(config.controller(), clock, self._report, self._accept, self._hear)
+        self._metrics = Metrics(
+            self._backend.readings, lambda: capacities(self._rails), lambda: self._fleet.attached
+        )  # fmt: skip
         self._callers = config.known_tokens()
         self._cache: CacheService | None = None
         self._devices: tuple[DeviceReport, ...] = ()
@@ -109,12 +113,16 @@ class Agent:
             own.weights_tls(), own.source_rate, lambda: self._rails.cards, caches, self._copies.checkpoints,
         )  # fmt: skip
         parents = {d.id: d.parent for d in self._backend.enumerate()}
-        transitions = Transitions(tools, self._journal, self._config.state_dir, parents, self._changed)
+        transitions = Transitions(
+            tools, self._journal, self._config.state_dir, parents, self._changed, self._metrics.transitioned
+        )  # fmt: skip
         self._transitions = transitions
         self._me.boot_id = self._backend.boot_id()
         await transitions.adopt(running, self._me.boot_id)
         self._me.engines = await self._versions()
         self._devices = await asyncio.to_thread(ledger.measure, self._claims(transitions))
+        self._metrics.measured(self._devices, transitions.reports())
+        close_metrics = self._serve_metrics()
         server = await self._serve(transitions)
         serving = self._open_serving(transitions)
         ready(self._me.address)
@@ -137,6 +145,7 @@ class Agent:
             if self._cache is not None:
                 await asyncio.to_thread(self._cache.close)
             await server.stop(0)
+            await asyncio.to_thread(close_metrics)
             await self._link.close()
             self._journal.close()
 
@@ -172,6 +181,13 @@ class Agent:
         address = serving.open(self._config.bind_host, self._config.serving_port)
         _log.info("serving.begun", address=address)
         return serving
+
+    def _serve_metrics(self) -> Callable[[], None]:
+        if self._config.metrics_port is None:
+            return lambda: None
+        address, close = self._metrics.serve(self._config.bind_host, self._config.metrics_port)
+        _log.info("metrics.begun", address=address)
+        return close
 
     async def _versions(self) -> dict[str, str]:
         found = {name: await driver.version() for name, driver in self._drivers.items()}
@@ -260,6 +276,7 @@ class Agent:
                 continue
             self._remeasure.clear()
             devices = await asyncio.to_thread(ledger.measure, self._claims(transitions))
+            self._metrics.measured(devices, transitions.reports())
             rails = await asyncio.to_thread(self._look_at_rails)
             if self._cache is not None:
                 self._cache.look()

@@ -32,6 +32,8 @@ Stage = Callable[[Member, Tools, str], Awaitable[None]]
 _STAGES: Mapping[Kind, Stage] = {Kind.START: start, Kind.WAKE: wake, Kind.SLEEP: sleep, Kind.STOP: stop}
 SETTLE = 1.0
 """Seconds between becoming ready and being measured."""
+Timed = Callable[[str, str, float], None]
+"""Hears of each transition that is over: its kind, how it ended (ok, failed, cut), and its seconds."""
 _NO_PROCESS = frozenset({State.NONE, State.FAILED, State.GONE})
 
 
@@ -45,8 +47,9 @@ class Transitions:
         state_dir: Path,
         parents: Mapping[str, str],
         changed: Changed,
+        timed: Timed,
     ) -> None:
-        self._tools, self._journal, self._state_dir = tools, journal, state_dir
+        self._tools, self._journal, self._state_dir, self._timed = tools, journal, state_dir, timed
         self._parents, self._changed = parents, changed
         self.members: dict[str, Member] = {}
         self._misses: dict[str, int] = {}
@@ -196,20 +199,27 @@ class Transitions:
         if cut is not None:
             cut.cancel()
         member.retry_at = 0.0
-        task = asyncio.create_task(self._guarded(member, stage, cause, cut), name=f"{cause}:{member.instance}")
+        task = asyncio.create_task(self._guarded(member, kind, stage, cause, cut), name=f"{cause}:{member.instance}")
         member.task, member.kind = task, kind
         task.add_done_callback(lambda done: self._done(member, done))
 
-    async def _guarded(self, member: Member, stage: Stage, cause: str, cut: asyncio.Task[None] | None) -> None:
+    async def _guarded(
+        self, member: Member, kind: Kind, stage: Stage, cause: str, cut: asyncio.Task[None] | None
+    ) -> None:
         if cut is not None:
             await asyncio.wait([cut])
+        begun, outcome = self._tools.clock.monotonic(), "cut"
         try:
             await stage(member, self._tools, cause)
+            outcome = "failed" if member.state is State.FAILED else "ok"
         except Exception as error:  # noqa: BLE001 - a defect in a stage fails its instance, not the agent
             _log.exception("stage.defect", instance=member.instance)
             with contextlib.suppress(Exception):
                 await self._tools.end(member, END_GRACE)
             member.fail(f"defect: {explain(error)}", RETRY_AFTER)
+            outcome = "failed"
+        finally:
+            self._timed(kind, outcome, self._tools.clock.monotonic() - begun)
 
     def _done(self, member: Member, done: asyncio.Task[None]) -> None:
         if member.task is done:

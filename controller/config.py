@@ -98,6 +98,8 @@ class KubernetesConfig(Closed):
     """Name of the Secret with `agent.json` and its certificates, in each pool's namespace."""
     serving_port: Annotated[int, Field(ge=1, le=65535)] = 8000
     """Where slot pods answer requests for the model that is awake there."""
+    metrics_port: Annotated[int, Field(ge=1, le=65535)] = 8001
+    """Where agents in slot pods serve metrics."""
     metrics: MetricsListen | None = None
     """Serves what HorizontalPodAutoscalers follow (docs/scaling.md); absent: nowhere."""
 

@@ -21,6 +21,7 @@ from relight.controller.flight.timeline import Timeline
 from relight.controller.observe.fleet import Fleet
 from relight.controller.observe.gateways import Gateways
 from relight.controller.observe.hosts import Hosts
+from relight.controller.observe.look import Look
 from relight.controller.observe.places import Places
 from relight.controller.observe.ring import Rings, remembered
 from relight.controller.observe.routes import Router, route_models
@@ -37,7 +38,7 @@ from relight.core.clock import Clock
 from relight.core.errors import Conflict, Fenced, RelightError
 from relight.core.ids import new_id
 from relight.core.logs import get_logger
-from relight.core.records import Decision, Desired, InstanceView, Placement, Plan, Snapshot
+from relight.core.records import Desired, InstanceView, Placement, Plan, Snapshot
 from relight.core.tenants import strangers
 
 LEASE_NAME = "controller"
@@ -48,11 +49,13 @@ log = get_logger("controller.loop")
 
 @dataclass(slots=True)
 class Hooks:
-    """Who is told of what a pass saw. `broken` hears of each breach of an invariant, by its name."""
+    """Who is told of what a pass saw. `broken` hears of each breach of an invariant, by its name; `ended` of each pass,
+    how it ended and how many seconds it took."""
 
-    seen: Callable[[Snapshot, tuple[Decision, ...]], None]
+    seen: Callable[[Look], None]
     started: Callable[[Timeline], None]
     broken: Callable[[str, str], None]
+    ended: Callable[[str, float], None] = lambda *_: None
     passed: list[Callable[[Snapshot, Plan], None]] = field(default_factory=list)
     """After each pass, with what it saw and planned: all who keep others in step with it."""
     placed: Callable[[Placement], None] = lambda _: None
@@ -114,21 +117,25 @@ class Reconciler:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._wanted.wait(), timeout)
             self._wanted.clear()
+            begun, outcome = self._clock.monotonic(), "failed"
             try:
                 await self.reconcile()
                 backoff, timeout = FIRST_BACKOFF_SECONDS, self._next_in()
+                outcome = "ok"
             except Fenced:
                 log.error("loop.fenced", epoch=self._lease.epoch)
                 raise
             except Conflict as error:
                 log.info("loop.moved", reason=str(error))
-                timeout = 0.0
+                timeout, outcome = 0.0, "moved"
             except RelightError as error:
                 log.error("loop.failed", error=str(error), retry_in=backoff)
                 timeout, backoff = backoff, min(backoff * 2, LAST_BACKOFF_SECONDS)
             except Exception:
                 log.exception("loop.defect", retry_in=backoff)
                 timeout, backoff = backoff, min(backoff * 2, LAST_BACKOFF_SECONDS)
+            finally:
+                self._hooks.ended(outcome, self._clock.monotonic() - begun)
 
     def preview(self, snapshot: Snapshot) -> Plan:
         """What would be planned for `snapshot`; nothing is written."""
@@ -170,11 +177,29 @@ class Reconciler:
         self._route(snapshot, made)
         self.rings.update(self._lease.epoch, snapshot)
         self.hosts.update(snapshot)
-        self._hooks.seen(snapshot, made.decisions)
+        self._hooks.seen(self._look(snapshot, made, changes.placed))
         for tell in self._hooks.passed:
             tell(snapshot, made)
         self._check(snapshot, made)
         await self._record(snapshot, made)
+
+    def _look(self, snapshot: Snapshot, made: Plan, placed: list[Placement]) -> Look:
+        newest = self.router.table.revision
+        routed = [seen.report.route_revision for seen in self.gateways.seen.values() if seen.left_at is None]
+        return Look(
+            snapshot=snapshot,
+            decisions=made.decisions,
+            placed=tuple(placed),
+            expected={name: v.record for name, v in self._catalog.expected.items()},
+            rates=self.recorder.predictions.rates(),
+            slots_behind=len(self._behind()),
+            gateways=len(routed),
+            gateways_behind=sum(revision < newest for revision in routed),
+        )
+
+    def _behind(self) -> frozenset[str]:
+        acknowledged = {name: seen.report.revision for name, seen in self.fleet.seen.items()}
+        return slots_behind((v.record for v in self._catalog.assignments.values()), acknowledged)
 
     def _check(self, snapshot: Snapshot, made: Plan) -> None:
         """Tells of every broken invariant and goes on: what serves must not stop for a wrong count."""
@@ -200,10 +225,8 @@ class Reconciler:
 
     async def _record(self, snapshot: Snapshot, made: Plan) -> None:
         """Writes what others want to read: ended operations, timelines, states. Never before an assignment."""
-        acknowledged = {name: seen.report.revision for name, seen in self.fleet.seen.items()}
-        behind = slots_behind((v.record for v in self._catalog.assignments.values()), acknowledged)
         running = [v.record for v in self._catalog.operations.values()]
-        over = ended(running, snapshot, made, sort_fleet(snapshot), behind)
+        over = ended(running, snapshot, made, sort_fleet(snapshot), self._behind())
         writes, started = self.recorder.writes(snapshot)
         writes += [put("operations", operation.id, operation) for operation in over]
         writes += (

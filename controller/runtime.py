@@ -29,6 +29,7 @@ from relight.controller.rpc.guard import agents_by_token
 from relight.controller.rpc.server import AgentCalls, serve, serve_scaler
 from relight.controller.state.catalog import Catalog
 from relight.controller.state.opening import lead, open_store
+from relight.controller.state.timed import TimedStore
 from relight.core.clock import Clock
 from relight.core.errors import Fenced, Unavailable
 from relight.core.ids import new_id
@@ -83,7 +84,9 @@ class Controller:
         config = self._config
         tokens = config.known_tokens()
         cluster = await self._join_cluster(opened)
-        store = await open_store(config.state_path, config.redis, self._clock)
+        metrics = Metrics()
+        opened_store = await open_store(config.state_path, config.redis, self._clock)
+        store = TimedStore(opened_store, metrics.control.stored, self._clock)
         opened.push_async_callback(store.close)
         # Before anything listens: a stand-by waits here for its turn.
         lease = await lead(store, LEASE_NAME, self._holder(), LEASE_SECONDS, cluster.epoch_floor if cluster else 0)
@@ -92,15 +95,14 @@ class Controller:
         self.catalog = Catalog(store)
         await self.catalog.start()
         opened.push_async_callback(self.catalog.stop)
-        metrics = Metrics()
-        pusher = Pusher(config.otlp_endpoint, metrics.pushed) if config.otlp_endpoint else None
+        pusher = Pusher(config.otlp_endpoint, metrics.control.pushed) if config.otlp_endpoint else None
 
         def started(timeline: Timeline) -> None:
             metrics.started(timeline)
             if pusher is not None:
                 pusher.offer(timeline)
 
-        hooks = Hooks(metrics.seen, started, metrics.broken)
+        hooks = Hooks(metrics.seen, started, metrics.control.broken, metrics.control.passed)
         self.reconciler = Reconciler(
             self.catalog,
             self._clock,

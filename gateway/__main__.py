@@ -21,6 +21,7 @@ from relight.core.records import RouteTable
 from relight.gateway.app import App
 from relight.gateway.config import GatewayConfig, load
 from relight.gateway.desk import Desk
+from relight.gateway.metrics import Metrics
 from relight.gateway.routing import routing_stream
 from relight.gateway.upstream import Upstream
 
@@ -45,7 +46,8 @@ async def _run(config: GatewayConfig) -> None:
 
     desk = Desk(config.name, config.hold.limits(), clock, changed)
     stream = routing_stream(config.controller(), clock, desk.report, update)
-    app = App(desk, upstream, config.known_tokens(), clock, config.max_body_bytes, config.max_tries)
+    metrics = Metrics(desk.held_by_model, lambda: stream.attached)
+    app = App(desk, upstream, config.known_tokens(), clock, metrics, config.max_body_bytes, config.max_tries)
     listener = socket.create_server((config.host, config.port), backlog=2048)
     port = listener.getsockname()[1]
     server = _Server(

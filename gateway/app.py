@@ -34,11 +34,11 @@ class App:
     """One gateway's front door. Every answer that it makes up itself has OpenAI's error shape."""
 
     def __init__(
-        self, desk: Desk, upstream: Upstream, tokens: Tokens, clock: Clock, max_body_bytes: int, max_tries: int
-    ) -> None:
+        self, desk: Desk, upstream: Upstream, tokens: Tokens, clock: Clock, metrics: Metrics, max_body_bytes: int,
+        max_tries: int,
+    ) -> None:  # fmt: skip
         self._desk, self._upstream, self._tokens, self._clock = desk, upstream, tokens, clock
-        self._max_body, self._max_tries = max_body_bytes, max_tries
-        self._metrics = Metrics(desk.held_by_model)
+        self._max_body, self._max_tries, self._metrics = max_body_bytes, max_tries, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI entry; only HTTP is spoken."""

@@ -262,10 +262,11 @@ class Desk:
         self._spans.append(GatewaySpan(*key_of(replica), "first_token", sent_at, self._clock.now()))
         self._changed(True)
 
-    def held_by_model(self) -> Iterator[tuple[str, int, int]]:
-        """(model, held, in flight) of every model that was asked for."""
+    def held_by_model(self) -> Iterator[tuple[str, int, int, float]]:
+        """(model, held, in flight, seconds that the oldest one waits) of every model that was asked for."""
+        now = self._clock.monotonic()
         for name, state in self._models.items():
-            yield name, len(state.queue), state.in_flight
+            yield name, len(state.queue), state.in_flight, _oldest(state, now)
 
     def report(self) -> GatewayReport:
         """All of it, as of now."""
@@ -273,10 +274,11 @@ class Desk:
         models = []
         for name, state in self._models.items():
             namespace, _, bare = name.partition("/")
-            oldest = max((now - h.since for h in state.queue), default=0.0)
             models.append(
-                GatewayModel(namespace, bare, len(state.queue), oldest, state.in_flight, state.last_request_at)
-            )
+                GatewayModel(
+                    namespace, bare, len(state.queue), _oldest(state, now), state.in_flight, state.last_request_at
+                )
+            )  # fmt: skip
         return GatewayReport(
             gateway=self._name,
             route_revision=self._table.revision if self._table else 0,
@@ -291,6 +293,10 @@ class Desk:
         for state in self._models.values():
             for held in [h for h in state.queue if not h.future.done()]:
                 held.future.set_exception(Unavailable("the gateway is shutting down"))
+
+
+def _oldest(state: _Model, now: float) -> float:
+    return max((now - held.since for held in state.queue), default=0.0)
 
 
 def _granted(held: Held) -> bool:

@@ -89,6 +89,12 @@ class ControllerStream:
         self._report, self._receive = report, receive
         self._dirty = asyncio.Event()
         self._lazy: asyncio.TimerHandle | None = None
+        self._attached = False
+
+    @property
+    def attached(self) -> bool:
+        """Whether the controller has said something on the present stream."""
+        return self._attached
 
     def changed(self, urgent: bool = True) -> None:
         """The report would differ: it is told as soon as the loop is free, or within LAZY_SECONDS."""
@@ -123,9 +129,11 @@ class ControllerStream:
             writer = asyncio.create_task(self._write(call), name=f"{self._name}-writer")
             try:
                 async for message in call:
+                    self._attached = True
                     self._receive(message)
                 self._detached("OK", "the controller ended the stream")
             finally:
+                self._attached = False
                 writer.cancel()
                 await asyncio.gather(writer, return_exceptions=True)
                 call.cancel()

@@ -1,5 +1,5 @@
-"""Writes what is taken from code: the machine file's JSON schema, the OpenAPI document, the command line's help, and
-the definitions that a cluster installs.
+"""Writes what is taken from code: the machine file's JSON schema, the OpenAPI document, the command line's help, the
+definitions that a cluster installs, the page of metrics, dashboards and alert rules.
 
 `--check` fails when a file differs from what the code says.
 """
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import dashboards.all
 import typer
 import yaml
 from typer.testing import CliRunner
@@ -51,6 +52,7 @@ def documents() -> dict[Path, str]:
         DOCS / "openapi.json": json.dumps(openapi_document(), indent=2) + "\n",
         DOCS / "cli.md": _cli(),
         ROOT / "deploy" / "kubernetes" / "definitions.yaml": _definitions(),
+        **{ROOT / path: text for path, text in dashboards.all.documents().items()},
     }
 
 
@@ -70,12 +72,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
-    stale = [p for p, text in documents().items() if not p.exists() or p.read_text() != text]
+    made = documents()
+    stale = [p for p, text in made.items() if not p.exists() or p.read_text() != text]
     if check and stale:
         print(f"stale: {', '.join(str(p.relative_to(ROOT)) for p in stale)}; run `make docs`", file=sys.stderr)
         return 1
     for path in stale:
-        path.write_text(documents()[path])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(made[path])
     print(f"docs: {len(stale)} file(s) {'stale' if check else 'written'}")
     return 0
 

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import debian
 import kubernetes_binaries
+import prometheus_server
 import rdma_vm
 import redis_server
 
@@ -227,9 +228,16 @@ def redis() -> None:
     show("redis", path)
 
 
+def prometheus() -> None:
+    """Prometheus for the tests of dashboards; .cache/prometheus in the checkout points at it."""
+    name = key(Path(prometheus_server.__file__), Path(debian.__file__), Path("/etc/os-release"))
+    path = cached("prometheus", name, lambda path: prometheus_server.build(path, run, say), prometheus_server.sound)
+    show("prometheus", path)
+
+
 STEPS = {
     "control": control, "engine": engine, "model": model, "peers": peers, "rdma": rdma, "kubernetes": kubernetes,
-    "redis": redis,
+    "redis": redis, "prometheus": prometheus,
 }  # fmt: skip
 
 

@@ -20,6 +20,19 @@ class Device:
     """CPU cores to bind to; empty where that has no meaning or is left to the system."""
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one device says of itself now. None stands for what this kind of device, or this one, cannot tell."""
+
+    device: str
+    utilisation: float | None = None
+    """From 0 to 1, over a while before now that the kind chooses."""
+    temperature_celsius: float | None = None
+    power_watts: float | None = None
+    used_bytes: int | None = None
+    """By the device's own word, whoever holds it: drivers and processes of nobody's included."""
+
+
 class DeviceBackend(Protocol):
     """One kind of device. Every call reads the machine and may take tens of milliseconds: never on a loop."""
 
@@ -35,6 +48,13 @@ class DeviceBackend(Protocol):
 
     def held_bytes(self, pids: Iterable[int]) -> int:
         """Measured bytes of device memory that these processes hold together."""
+        ...
+
+    def readings(self) -> tuple[Reading, ...]:
+        """One of each device, in the order of `enumerate`. Called from threads, once for each scrape of metrics.
+
+        Raises Unavailable when the devices do not answer.
+        """
         ...
 
     def capabilities(self) -> Mapping[str, str]:

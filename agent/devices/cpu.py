@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 
-from relight.agent.devices.base import Device
+from relight.agent.devices.base import Device, Reading
 from relight.agent.procfs import Procfs
 from relight.core.errors import FieldError, InvalidInput
 
@@ -32,6 +33,8 @@ class CpuDevices:
                 errors.append(FieldError(f"{where}.memory_bytes", "more than 0", str(device.total_bytes)))
         if errors:
             raise InvalidInput("bad cpu devices", errors)
+        self._reading = threading.Lock()
+        self._ticks = self._procfs.core_ticks()
 
     def boot_id(self) -> str:
         return self._procfs.boot_id()
@@ -42,5 +45,22 @@ class CpuDevices:
     def held_bytes(self, pids: Iterable[int]) -> int:
         return sum(self._procfs.pss(pid) for pid in pids)
 
+    def readings(self) -> tuple[Reading, ...]:
+        """How busy its cores (all of them, where it is bound to none) were since the last call; no more is known."""
+        with self._reading:
+            before, self._ticks = self._ticks, self._procfs.core_ticks()
+            now = self._ticks
+        return tuple(Reading(d.id, _busy_share(before, now, d.cores or tuple(now))) for d in self._devices)
+
     def capabilities(self) -> Mapping[str, str]:
         return {"memory": "pss", "cores": str(sum(len(d.cores) for d in self._devices))}
+
+
+def _busy_share(
+    before: Mapping[int, tuple[int, int]], now: Mapping[int, tuple[int, int]], cores: Sequence[int]
+) -> float | None:
+    """None when no time has passed."""
+    both = [core for core in cores if core in before and core in now]
+    busy = sum(now[core][0] - before[core][0] for core in both)
+    whole = sum(now[core][1] - before[core][1] for core in both)
+    return min(1.0, max(0.0, busy / whole)) if whole > 0 else None

@@ -15,6 +15,8 @@ from relight.core.logs import get_logger
 from relight.core.records import Phase, Rung, RungKind, RungResult, SourceOffer
 
 _log = get_logger("agent.ladder")
+UNPROVEN = "proof-failed"
+"""The cause of a rung whose weights arrived and do not answer as their source does."""
 FETCH_SHARE = 0.8
 """How much of what is left of the deadline remote storage may take: then the next rung has some."""
 
@@ -43,16 +45,16 @@ async def climb(member: Member, tools: Tools, handle: EngineHandle, record: Reco
         record.add((phase,))
     except ProofFailed as error:
         # The same bytes would fail again: waiting alone cures nothing.
-        reason, again = _disagrees(error), False
+        reason, cause, again = _disagrees(error), UNPROVEN, False
     except Exception as error:  # noqa: BLE001 - every failure of a rung is a reason
-        reason = _explained(member, rung, error)
+        reason, cause = _explained(member, rung, error)
     else:
         worked(tools, record, Filled(rung, refill, begun), proof)
         return "", False
     if refill is not None:
         # Weights are up and not proven: they go before the next rung is tried.
         await give_back(member, tools, handle)
-    _failed(member, tools, record, rung, reason, begun, refill.bytes if refill else 0)
+    _failed(member, tools, record, rung, (reason, cause), begun, refill.bytes if refill else 0)
     return f"{rung.kind}: {reason}", again
 
 
@@ -64,8 +66,8 @@ async def fill(member: Member, tools: Tools, handle: EngineHandle, record: Recor
         try:
             refill = await _refill(member, tools, handle, record, rung)
         except Exception as error:  # noqa: BLE001 - every failure of a rung is a reason
-            reason = _explained(member, rung, error)
-            _failed(member, tools, record, rung, reason, begun, 0)
+            reason, cause = _explained(member, rung, error)
+            _failed(member, tools, record, rung, (reason, cause), begun, 0)
             continue
         record.add(refill.phases)
         return Filled(rung, refill, begun)
@@ -78,7 +80,7 @@ async def fall_back(
     """After a start whose weights are not proven: on to the rungs behind. Raises LocalFault when none is proven."""
     reason = _disagrees(error)
     await give_back(member, tools, handle)
-    _failed(member, tools, record, filled.rung, reason, filled.begun, filled.refill.bytes)
+    _failed(member, tools, record, filled.rung, (reason, UNPROVEN), filled.begun, filled.refill.bytes)
     rungs = member.assignment.rungs
     for rung in rungs[rungs.index(filled.rung) + 1 :]:
         reason, _ = await climb(member, tools, handle, record, rung)
@@ -119,21 +121,27 @@ def worked(tools: Tools, record: Recorder, filled: Filled, proof: Proof | None) 
     record.rungs.append(RungResult(rung.kind, True, said, seconds, source, refill.bytes, left))
 
 
-def _failed(member: Member, tools: Tools, record: Recorder, rung: Rung, reason: str, begun: float, moved: int) -> None:
-    _log.warning("rung.failed", instance=member.instance, rung=rung.kind, reason=reason)
+def _failed(
+    member: Member, tools: Tools, record: Recorder, rung: Rung, why: tuple[str, str], begun: float, moved: int
+) -> None:
+    reason, cause = why
+    _log.warning("rung.failed", instance=member.instance, rung=rung.kind, reason=reason, cause=cause)
     record.mark("pull", f"{rung.kind} failed: {reason}")
     source = rung.source.instance if rung.source else ""
-    record.rungs.append(RungResult(rung.kind, False, reason, tools.clock.monotonic() - begun, source, moved))
+    seconds = tools.clock.monotonic() - begun
+    record.rungs.append(RungResult(rung.kind, False, reason, seconds, source, moved, cause=cause))
 
 
 def _disagrees(error: ProofFailed) -> str:
     return f"the canary disagrees: {error}"
 
 
-def _explained(member: Member, rung: Rung, error: Exception) -> str:
-    if fault(error) is None:
+def _explained(member: Member, rung: Rung, error: Exception) -> tuple[str, str]:
+    """The reason in words, and its cause in one."""
+    found = fault(error)
+    if found is None:
         _log.exception("rung.defect", instance=member.instance, rung=rung.kind)
-    return explain(error)
+    return explain(error), found.code if found is not None else "defect"
 
 
 def _left_aside(rung: Rung, failed: Sequence[RungResult]) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter
 from pydantic import BaseModel
+from starlette.requests import Request
 from starlette.responses import Response
 
 from relight.controller.api.parts import Running
@@ -66,6 +67,7 @@ async def readyz(parts: Running) -> Health:
     response_class=Response,
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "Metrics"}},
 )
-async def metrics(parts: Running) -> Response:
-    """Prometheus text."""
-    return Response(parts.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+async def metrics(request: Request, parts: Running) -> Response:
+    """Prometheus text, or OpenMetrics where that is asked for (docs/metrics.md)."""
+    text, media_type = parts.metrics.exposition(request.headers.get("accept", ""))
+    return Response(text, headers={"content-type": media_type})

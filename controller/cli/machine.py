@@ -59,6 +59,8 @@ class NodeEntry(_Strict):
     """Bytes per second that receivers together may read from one engine of this node; without it, all that goes."""
     host_memory: Size | None = None
     """Memory that copies of weights may take on this node, beside its devices' (docs/host-tier.md); none without it."""
+    metrics_port: Port | None = None
+    """Where this node's agent serves metrics of its devices, on loopback (docs/metrics.md); nowhere without it."""
 
     @model_validator(mode="after")
     def _named(self) -> NodeEntry:

@@ -60,14 +60,16 @@ def up(config: MachineConfig, home: Home, clock: Clock, say: Say) -> Client:
 
 
 def _check_ports(config: MachineConfig) -> None:
-    for name, port in config.ports.model_dump().items():
+    wanted = {f"ports.{name}": port for name, port in config.ports.model_dump().items()}
+    wanted |= {f"nodes.{node.name}.metrics_port": node.metrics_port for node in config.nodes if node.metrics_port}
+    for name, port in wanted.items():
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((LOOPBACK, port))
             except OSError as error:
                 raise InvalidInput(
-                    "a port is taken", [FieldError(f"ports.{name}", "a free port", f"{port} ({error.strerror})")]
+                    "a port is taken", [FieldError(name, "a free port", f"{port} ({error.strerror})")]
                 ) from error
 
 
@@ -156,6 +158,7 @@ def _agent(
             "trusted_keys": list(config.compile_cache.trusted_keys),
         },
         "host_tier": {"budget_bytes": node.host_memory or 0},
+        "metrics_port": node.metrics_port,
         "devices": [{"id": d.id, "cores": list(d.cores), "memory_bytes": d.memory} for d in node.devices],
         "engines": {name: engine.model_dump() for name, engine in config.engines.items()},
         "log_level": config.log_level,

@@ -26,6 +26,11 @@ def span_of(timeline: Timeline) -> tuple[float, float]:
     return min([timeline.begun_at, *begins]), max([timeline.ended_at, *ends])
 
 
+def trace_of(timeline: Timeline) -> str:
+    """The id (32 hexadecimal digits) of the trace that a start is part of: that of its operation."""
+    return _digits(32, "trace", timeline.operation or timeline.id)
+
+
 def rung_ends(timeline: Timeline) -> list[tuple[RungResult, float]]:
     """Each tried rung and when it was over: at the end of the phase that names it, else by what took place after it."""
     begin, _ = span_of(timeline)
@@ -126,7 +131,7 @@ def otlp(timelines: Iterable[Timeline]) -> dict[str, Any]:
 
 
 def _spans(timeline: Timeline) -> list[dict[str, Any]]:
-    trace = _digits(32, "trace", timeline.operation or timeline.id)
+    trace = trace_of(timeline)
     root = _digits(16, "start", timeline.id)
     begin, end = span_of(timeline)
     facts = {

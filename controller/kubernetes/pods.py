@@ -48,6 +48,7 @@ class Added:
     secret: str
     """A Secret of the pool's namespace: `agent.json`, and the certificates that it names."""
     serving_port: int = 8000
+    metrics_port: int = 8001
 
 
 def slot_of(pod: Object) -> str:
@@ -167,16 +168,21 @@ def _agent(body: Object, added: Added) -> Object:
     command = [
         "relight-agent", "--config", "/etc/relight/agent.json", "--slot", "$(RELIGHT_POD).$(RELIGHT_NAMESPACE)",
         "--controller", added.controller_address, "--address", "$(RELIGHT_ADDRESS)",
-        "--serving-port", str(added.serving_port), "--shared", SHARED_PATH, "--token-file", f"{TOKEN_PATH}/token",
+        "--serving-port", str(added.serving_port), "--metrics-port", str(added.metrics_port),
+        "--shared", SHARED_PATH, "--token-file", f"{TOKEN_PATH}/token",
     ]  # fmt: skip
     secret = {"name": f"{SHARED}-secret", "mountPath": "/etc/relight", "readOnly": True}
     token = {"name": f"{SHARED}-token", "mountPath": TOKEN_PATH, "readOnly": True}
+    ports = [
+        {"name": "serving", "containerPort": added.serving_port},
+        {"name": "metrics", "containerPort": added.metrics_port},
+    ]
     return {
         **container,
         "image": container.get("image") or added.agent_image,
         "command": command,
         "env": [*(container.get("env") or []), *own],
-        "ports": [*(container.get("ports") or []), {"name": "serving", "containerPort": added.serving_port}],
+        "ports": [*(container.get("ports") or []), *ports],
         "volumeMounts": [*(container.get("volumeMounts") or []), _mount(), secret, token],
         "lifecycle": {**_LEAVE, **(container.get("lifecycle") or {})},
     }

@@ -101,11 +101,7 @@ class Predictions:
         prior_fixed, prior_rate = _prior(way)
         mode, rung = split_way(way)
         own, others = self._near(model, mode, way, device_kind)
-        rates = [
-            found.rate
-            for (_, key, kind), found in self.measured.items()
-            if kind == device_kind and found.rate > 0 and split_way(key)[1] == rung
-        ]
+        rates = self._measured_rates(rung, device_kind)
         rate = median(rates) if rates else prior_rate
         told = f"{size} bytes at {rate:.3g} bytes a second{' (measured)' if rates else ''}"
         if not own and not others:
@@ -120,6 +116,18 @@ class Predictions:
         whose = f"{count} measured by other rungs" if own else f"{count} measured of other models"
         basis = f"fixed part of {whose}" + (f", and {told}" if "weights" in parts else "")
         return Prediction(sum(parts.values()), parts, basis, measured=bool(own))
+
+    def rates(self) -> Mapping[str, float]:
+        """Bytes a second that are counted on by each rung, whatever the kind of device."""
+        found = {rung: self._measured_rates(rung, None) for rung in RungKind}
+        return {rung: median(rates) if rates else _RUNGS[rung][1] for rung, rates in found.items()}
+
+    def _measured_rates(self, rung: str, device_kind: str | None) -> list[float]:
+        return [
+            found.rate
+            for (_, way, kind), found in self.measured.items()
+            if device_kind in (None, kind) and found.rate > 0 and split_way(way)[1] == rung
+        ]
 
     def _near(self, model: str, mode: str, way: str, device_kind: str) -> tuple[list[Measured], list[Measured]]:
         """What was measured of this model's starts by the same mode, and of other models by the same way."""

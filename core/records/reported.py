@@ -33,6 +33,8 @@ class RungResult:
     bytes: int = 0
     instead_of: str = ""
     """Faster paths that were expected, and why they were not taken, as `kind: reason`; empty when none was."""
+    cause: str = ""
+    """A word for `reason` when it failed: the error's code, `proof-failed`, or `defect`."""
 
 
 @dataclass(frozen=True, slots=True)

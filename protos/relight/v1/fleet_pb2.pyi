@@ -1066,6 +1066,7 @@ class RungResult(_message.Message):
     SOURCE_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
     INSTEAD_OF_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
     ok: _builtins.bool
     reason: _builtins.str
@@ -1073,6 +1074,7 @@ class RungResult(_message.Message):
     source: _builtins.str
     bytes: _builtins.int
     instead_of: _builtins.str
+    cause: _builtins.str
     def __init__(
         self,
         *,
@@ -1083,10 +1085,11 @@ class RungResult(_message.Message):
         source: _builtins.str = ...,
         bytes: _builtins.int = ...,
         instead_of: _builtins.str = ...,
+        cause: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "instead_of", b"instead_of", "kind", b"kind", "ok", b"ok", "reason", b"reason", "seconds", b"seconds", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "cause", b"cause", "instead_of", b"instead_of", "kind", b"kind", "ok", b"ok", "reason", b"reason", "seconds", b"seconds", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

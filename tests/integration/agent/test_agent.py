@@ -60,6 +60,10 @@ async def test_a_wake_climbs_to_the_first_rung_that_proves_itself(slot: Slot) ->
     start = report.start
     assert start is not None
     assert [(r.kind, r.ok) for r in start.rungs] == [(k, k is RungKind.DISK) for k in RungKind]
+    remote, local = "transfer-remote-fault", "transfer-local-fault"
+    assert [r.cause for r in start.rungs] == [
+        remote, local, "proof-failed", "transfer-model-dirty", remote, local, local, "",
+    ]  # fmt: skip
     assert "stub.weight" in start.rungs[0].reason
     assert "token 0" in start.rungs[2].reason
     assert start.rungs[-1].instead_of.startswith("peer_shm: tensor stub.weight")

@@ -37,3 +37,22 @@ async def test_metrics_name_known_models_only(client: httpx.AsyncClient, routing
     assert 'relight_gateway_requests_total{model="default/tiny",status="200"} 1.0' in text
     assert 'relight_gateway_requests_total{model="other",status="404"} 1.0' in text
     assert "invented" not in text
+
+
+async def test_metrics_say_whether_the_controller_speaks_and_how_long_the_oldest_request_waits(
+    client: httpx.AsyncClient, routing: Routing
+) -> None:
+    async def value(name: str) -> float:
+        (line,) = [line for line in (await client.get("/metrics")).text.splitlines() if line.startswith(name)]
+        return float(line.rpartition(" ")[2])
+
+    assert await value("relight_gateway_attached ") == 0
+    await routing.tell(model(coming=1))
+    assert await value("relight_gateway_attached ") == 1
+    requests = [asyncio.create_task(ask(client)) for _ in range(2)]
+    await routing.until(lambda r: held(r) == 2)
+    first = await value("relight_gateway_oldest_held_seconds{")
+    assert await value("relight_gateway_oldest_held_seconds{") > first > 0
+    await routing.tell(model(can_come=False, reason="the wake failed"))
+    await asyncio.gather(*requests)
+    assert await value("relight_gateway_oldest_held_seconds{") == 0

@@ -144,7 +144,7 @@ async def test_a_second_start_on_another_node_loads_what_the_first_compiled(flee
         return (await fleet.running.client.get("/metrics")).text
 
     second = "b" if first == "a" else "a"
-    text = await fleet.until(metrics, lambda t: f'relight_cache_hits_total{{slot="{second}"}} 1.0' in t)
+    text = await fleet.until(metrics, lambda t: f'relight_cache_starts_total{{outcome="hit",slot="{second}"}} 1.0' in t)
     assert f'relight_cache_compiles_total{{slot="{first}"}} 1.0' in text
     assert f'relight_cache_bundles{{slot="{first}"}} 1.0' in text
     # The secret that grants are signed with is nobody's to see.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from relight.agent.rails import Rails, look
+from relight.agent.rails import Rails, capacities, look
 from relight.transfer.transports.preflight import Roots
 
 MEMORY = 1 << 30
@@ -93,3 +93,13 @@ def test_a_memory_limit_binds_those_without_the_capability(host: Host, monkeypat
     (host.roots.procfs / "self/status").write_text("CapEff:\t0000000000000000\n")
     monkeypatch.setattr("resource.getrlimit", lambda _: (65536, 65536))
     assert f"{MEMORY} bytes are to be registered, the memlock limit is 65536" in host.look().transports["rdma"]
+
+
+def test_the_capacity_of_usable_cards_is_what_their_links_say(host: Host) -> None:
+    for number, rate in enumerate(("200 Gb/sec (4X HDR)", "400 Gb/sec (4X NDR)", "")):
+        host.card(f"mlx5_{number}", number + 1)
+        (host.roots.sysfs / f"class/infiniband/mlx5_{number}/ports/1/rate").write_text(rate)
+    sysfs = host.roots.sysfs
+    assert capacities(host.look(), sysfs) == {"mlx5_0": 25e9, "mlx5_1": 50e9}
+    assert capacities(host.look(("mlx5_1",)), sysfs) == {"mlx5_1": 50e9}
+    assert capacities(Rails(False), sysfs) == {}

@@ -128,3 +128,12 @@ def test_what_up_writes_of_the_compile_cache_is_what_agents_take(write, tmp_path
     assert found.directory == tmp_path / "home" / "nodes" / "node-a" / "compile-cache"
     off = up._write(machine.load(write("compile_cache: {enabled: false}\n" + GOOD)), home, SystemClock())
     assert agent_config.load(off[1][2]).cache_settings() is None
+
+
+def test_a_node_that_names_a_port_serves_its_metrics_there(write, tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.create()
+    text = GOOD.replace("  - name: node-b\n", "  - name: node-b\n    metrics_port: 9464\n")
+    files = {name: file for name, _, file in up._write(machine.load(write(text)), home, SystemClock())}
+    ports = [agent_config.load(files[f"agent-node-{n}"]).metrics_port for n in "ab"]
+    assert ports == [None, 9464]

@@ -264,7 +264,7 @@ def test_starts_are_measured_by_mode_and_phase_by_mode_and_way_and_by_their_pred
     metrics = Metrics()
     metrics.started(start(0, expected=5.0))
     metrics.started(start(1, ok=False))
-    metrics.pushed("failed")
+    metrics.control.pushed("failed")
     text = metrics.text().decode()
     for series in (
         'relight_start_phase_seconds_count{mode="lazy",phase="pull"} 2.0',

@@ -6,6 +6,7 @@ import pytest
 
 from relight.controller.autoscale.signals import Board, Counts, Metric, Reading
 from relight.controller.metrics import Metrics
+from relight.controller.observe.look import Look
 from relight.core.records import Demand, ModelSpec, ModelView, Plan, Scaling, Snapshot
 from relight.core.states import State
 from support.planning import SPEC, instance, slot
@@ -54,8 +55,8 @@ def test_a_board_shows_replicas_as_looked_at_and_demand_as_of_now():
 
 def test_prometheus_has_no_series_of_what_is_unknown():
     metrics = Metrics()
-    metrics.seen(looked(demand=Demand(9, 0, 0, 0)), ())
+    metrics.seen(Look(looked(demand=Demand(9, 0, 0, 0))))
     assert b'relight_target_ratio{model="default/m"} 2.0' in metrics.text()
-    metrics.seen(looked(), ())
+    metrics.seen(Look(looked()))
     assert b"relight_target_ratio{" not in metrics.text()
     assert b'relight_current_replicas{model="default/m"} 1.0' in metrics.text()

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from relight.controller.flight.predict import learn
 from relight.controller.flight.timeline import assemble, coverage, with_span
 from relight.controller.metrics import Metrics
+from relight.controller.observe.look import Look
 from relight.core.records import (
     CacheReport,
     GatewaySpan,
@@ -103,11 +104,11 @@ def test_numbers_of_a_cache_node_are_counted_on_over_its_agents_restart():
 
     metrics = Metrics()
     for hits in (3, 3, 5, 1):
-        metrics.seen(seen(hits), ())
+        metrics.seen(Look(seen(hits)))
     text = metrics.text().decode()
-    assert 'relight_cache_hits_total{slot="a"} 6.0' in text
+    assert 'relight_cache_starts_total{outcome="hit",slot="a"} 6.0' in text
     assert 'relight_cache_bundles{slot="a"} 2.0' in text
-    metrics.seen(seen(1, alive=False), ())
+    metrics.seen(Look(seen(1, alive=False)))
     assert 'relight_cache_bundles{slot="a"}' not in metrics.text().decode()
 
 

@@ -1,0 +1,8 @@
+"""What all histograms of seconds have in common. No I/O."""
+
+from __future__ import annotations
+
+SECONDS_BUCKETS: tuple[float, ...] = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0,
+)  # fmt: skip
+"""From a hop inside one process to the start of a large model."""
