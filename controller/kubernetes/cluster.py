@@ -90,7 +90,10 @@ class Cluster:
         """Fills the caches and lets the operator hear of each pass. Returns what the writes of REST and those of the
         autoscaler go through."""
         config = self._config
-        added = Added(config.agent_image, config.controller_address, config.agent_secret, config.serving_port)
+        added = Added(
+            config.agent_image, config.controller_address, config.agent_secret, config.serving_port,
+            config.agent_tls_secret,
+        )  # fmt: skip
         operator = Operator(
             self._api, self._election, accept, accept.catalog, accept.reconciler, added, self._clock
         )  # fmt: skip
