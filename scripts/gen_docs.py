@@ -1,5 +1,5 @@
-"""Writes what is taken from code: the machine file's JSON schema, the OpenAPI document, the command line's help, and
-the definitions that a cluster installs.
+"""Writes what is taken from code: the machine file's JSON schema, the OpenAPI document, the command line's help, the
+definitions that a cluster installs, and parts of the Helm chart.
 
 `--check` fails when a file differs from what the code says.
 """
@@ -17,6 +17,7 @@ import typer
 import yaml
 from typer.testing import CliRunner
 
+import chart
 from relight.controller.api.app import openapi_document
 from relight.controller.cli.machine import MachineConfig
 from relight.controller.cli.main import app
@@ -51,6 +52,7 @@ def documents() -> dict[Path, str]:
         DOCS / "openapi.json": json.dumps(openapi_document(), indent=2) + "\n",
         DOCS / "cli.md": _cli(),
         ROOT / "deploy" / "kubernetes" / "definitions.yaml": _definitions(),
+        **chart.documents(_definitions()),
     }
 
 
