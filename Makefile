@@ -45,9 +45,9 @@ bench-ring: setup-control ## The compile-cache ring under kills and joins, and m
 
 .PHONY: test test-fast test-engine
 test: setup ## The tests of every change, with real vLLM (session-wide pair of engines)
-	@$(BIN)/python -m pytest -m "not gpu and not kubernetes and not dashboards"
+	@$(BIN)/python -m pytest -m "not gpu and not kubernetes and not chart and not dashboards"
 test-fast: setup-control setup-redis ## The tests that need no engine environment
-	@$(BIN)/python -m pytest -m "not engine and not gpu and not kubernetes and not dashboards"
+	@$(BIN)/python -m pytest -m "not engine and not gpu and not kubernetes and not chart and not dashboards"
 test-engine: setup ## The tests with real vLLM alone
 	@$(BIN)/python -m pytest -m engine
 
@@ -68,6 +68,12 @@ setup-prometheus: ## Set up the Prometheus of test-dashboards (Debian's package,
 	@$(PYTHON) scripts/setup_environments.py prometheus
 test-dashboards: setup-control setup-prometheus ## Every panel and every alert, against a real Prometheus; ends with one line of JSON
 	@$(BIN)/python tests/dashboards/run.py
+
+.PHONY: setup-chart test-chart
+setup-chart: ## Set up what the chart's tests read and run: Kubernetes' schemas, hadolint (35 MB)
+	@$(PYTHON) scripts/setup_environments.py chart
+test-chart: setup-control setup-redis setup-kubernetes setup-chart ## The Helm chart against schemas and a real control plane, and the images' Dockerfiles; ends with one line of JSON
+	@$(BIN)/python tests/chart/run.py
 
 .PHONY: test-nixl test-gpu
 test-nixl: setup-control setup-peers ## The nixl transport over the real library, between processes; ends with one line of JSON

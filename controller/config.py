@@ -96,6 +96,8 @@ class KubernetesConfig(Closed):
     """host:port at which agents in slot pods reach the controller's gRPC."""
     agent_secret: Annotated[str, Field(min_length=1, max_length=253)] = "relight-agent"  # noqa: S105 - a name
     """Name of the Secret with `agent.json` and its certificates, in each pool's namespace."""
+    agent_tls_secret: Annotated[str, Field(max_length=253)] = ""
+    """Where its certificates are a Secret apart (as cert-manager makes them): the name of that one."""
     serving_port: Annotated[int, Field(ge=1, le=65535)] = 8000
     """Where slot pods answer requests for the model that is awake there."""
     metrics_port: Annotated[int, Field(ge=1, le=65535)] = 8001

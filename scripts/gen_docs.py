@@ -1,5 +1,5 @@
 """Writes what is taken from code: the machine file's JSON schema, the OpenAPI document, the command line's help, the
-definitions that a cluster installs, the page of metrics, dashboards and alert rules.
+definitions that a cluster installs, the page of metrics, dashboards and alert rules, and parts of the Helm chart.
 
 `--check` fails when a file differs from what the code says.
 """
@@ -18,6 +18,7 @@ import typer
 import yaml
 from typer.testing import CliRunner
 
+import chart
 from relight.controller.api.app import openapi_document
 from relight.controller.cli.machine import MachineConfig
 from relight.controller.cli.main import app
@@ -53,6 +54,7 @@ def documents() -> dict[Path, str]:
         DOCS / "cli.md": _cli(),
         ROOT / "deploy" / "kubernetes" / "definitions.yaml": _definitions(),
         **{ROOT / path: text for path, text in dashboards.all.documents().items()},
+        **chart.documents(_definitions()),
     }
 
 

@@ -20,6 +20,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import chart_tools
 import debian
 import kubernetes_binaries
 import prometheus_server
@@ -235,9 +236,16 @@ def prometheus() -> None:
     show("prometheus", path)
 
 
+def chart() -> None:
+    """What the chart's tests read and run; .cache/chart in the checkout points at it."""
+    name = key(Path(chart_tools.__file__))
+    path = cached("chart", name, lambda path: chart_tools.build(path, run, say), chart_tools.sound)
+    show("chart", path)
+
+
 STEPS = {
     "control": control, "engine": engine, "model": model, "peers": peers, "rdma": rdma, "kubernetes": kubernetes,
-    "redis": redis, "prometheus": prometheus,
+    "redis": redis, "prometheus": prometheus, "chart": chart,
 }  # fmt: skip
 
 

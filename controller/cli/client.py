@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import httpx
 
 from relight.core.clock import SystemClock
-from relight.core.errors import Conflict, Denied, InvalidInput, NotFound, RelightError, TooOld, Unavailable
+from relight.core.errors import Conflict, Denied, FieldError, InvalidInput, NotFound, RelightError, TooOld, Unavailable
 
 EXIT = {
     "ok": 0,
@@ -59,6 +60,14 @@ CALL_SECONDS = 90.0
 """Longer than the longest wait that the controller grants."""
 
 
+def _trusting(authority: str) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=authority)
+    except OSError as error:
+        wrong = FieldError("RELIGHT_CA", "a PEM file of an authority", f"{authority} ({error})")
+        raise InvalidInput("no way to the controller", [wrong]) from error
+
+
 def _parameters(query: Mapping[str, object]) -> dict[str, str]:
     return {k: str(v) for k, v in query.items() if v is not None}
 
@@ -66,11 +75,13 @@ def _parameters(query: Mapping[str, object]) -> dict[str, str]:
 class Client:
     """One controller, one identity."""
 
-    def __init__(self, url: str, token: str) -> None:
+    def __init__(self, url: str, token: str, authority: str = "") -> None:
+        """`authority`: a PEM file of whom the controller's certificate is; without it, the system's count."""
         self.url = url
         self._http = httpx.Client(
-            base_url=url, headers={"authorization": f"Bearer {token}"}, timeout=30.0, trust_env=False
-        )
+            base_url=url, headers={"authorization": f"Bearer {token}"}, timeout=30.0, trust_env=False,
+            verify=_trusting(authority) if authority else True,
+        )  # fmt: skip
 
     def call(self, method: str, path: str, *, body: object = None, query: Mapping[str, object] | None = None) -> Any:
         """The answer's JSON. Raises by what to do next; Unavailable when nobody answers."""

@@ -37,5 +37,5 @@ def connected(server: str | None, state: Path | None) -> Client:
         token = os.environ.get("RELIGHT_TOKEN", "")
         if not token:
             raise InvalidInput("no identity", [FieldError("RELIGHT_TOKEN", "a bearer token for --server", "nothing")])
-        return Client(server, token)
+        return Client(server, token, os.environ.get("RELIGHT_CA", ""))
     return Client(*Home(state_directory(state)).connect())

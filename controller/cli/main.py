@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from relight.controller.cli import cache, machine, render, told, watching
+from relight.controller.cli import cache, cluster, machine, render, told, watching
 from relight.controller.cli import pki as authority
 from relight.controller.cli import up as machine_up
 from relight.controller.cli.client import EXIT, exit_status
@@ -31,6 +31,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(cache.app, name="cache")
+app.command(epilog="Example: relight definitions --apply")(cluster.definitions)
+app.command(epilog="Example: relight purge --yes")(cluster.purge)
 
 
 Namespaced = Annotated[str, typer.Option("--namespace", "-n", help="Namespace of the model.")]
@@ -356,10 +358,10 @@ def logs(
         sys.stdout.flush()
 
 
-def run() -> None:
+def run(name: str = "relight") -> None:
     """Entry point: errors become one line that says what to do, and the documented exit status."""
     try:
-        app()
+        app(prog_name=name)
     except RelightError as error:
         print(f"relight: {error}", file=sys.stderr)
         sys.exit(exit_status(error))

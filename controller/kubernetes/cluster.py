@@ -93,6 +93,7 @@ class Cluster:
         added = Added(
             config.agent_image, config.controller_address, config.agent_secret, config.serving_port,
             config.metrics_port,
+            config.agent_tls_secret,
         )  # fmt: skip
         operator = Operator(
             self._api, self._election, accept, accept.catalog, accept.reconciler, added, self._clock

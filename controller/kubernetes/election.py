@@ -18,6 +18,8 @@ from relight.core.logs import get_logger
 
 LEASE_SECONDS, RENEW_SECONDS, RETRY_SECONDS = 15.0, 10.0, 2.0
 """As Kubernetes' own components have them: lease duration, renew deadline, retry period."""
+LABELS = {"app.kubernetes.io/managed-by": "relight"}
+"""It outlives an uninstallation: agents that run on remember the epochs that its transitions gave."""
 
 log = get_logger("controller.kubernetes.election")
 
@@ -106,7 +108,7 @@ class Election:
             body: Object = {
                 "apiVersion": LEASE.api_version,
                 "kind": LEASE.kind,
-                "metadata": {"name": self._name, "namespace": self._namespace},
+                "metadata": {"name": self._name, "namespace": self._namespace, "labels": LABELS},
                 "spec": {},
             }
             self._held = await self._api.create(LEASE, self._namespace, self._renewed(body, taken=True))

@@ -49,6 +49,8 @@ class Added:
     """A Secret of the pool's namespace: `agent.json`, and the certificates that it names."""
     serving_port: int = 8000
     metrics_port: int = 8001
+    tls_secret: str = ""
+    """Another one beside it with the certificates alone, laid into the same directory."""
 
 
 def slot_of(pod: Object) -> str:
@@ -92,7 +94,7 @@ def slot_pod(pool: Object, spec: DevicePoolSpec, runtime: EngineRuntimeSpec, add
     body["volumes"] = [
         *(body.get("volumes") or []),
         {"name": SHARED, "emptyDir": {}},
-        {"name": f"{SHARED}-secret", "secret": {"secretName": added.secret}},
+        {"name": f"{SHARED}-secret", **_secrets(added)},
         {"name": f"{SHARED}-token", "projected": {"sources": [{"serviceAccountToken": _TOKEN}]}},
     ]
     # The agent measures what the engines' processes hold, and ends whole trees of them.
@@ -123,6 +125,12 @@ def slot_pod(pool: Object, spec: DevicePoolSpec, runtime: EngineRuntimeSpec, add
         },
         "spec": body,
     }
+
+
+def _secrets(added: Added) -> Object:
+    if not added.tls_secret:
+        return {"secret": {"secretName": added.secret}}
+    return {"projected": {"sources": [{"secret": {"name": name}} for name in (added.secret, added.tls_secret)]}}
 
 
 def _mount() -> Object:

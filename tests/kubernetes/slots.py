@@ -17,6 +17,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -71,8 +72,9 @@ async def pod_token(api: Api, pod: Object, audience: str) -> str:
 class Kubelets:
     """Runs the slot pods that the scheduler has bound, until they are deleted."""
 
-    def __init__(self, api: Api, namespace: str) -> None:
-        self._api, self._namespace = api, namespace
+    def __init__(self, api: Api, namespace: str, names: Mapping[str, str] | None = None) -> None:
+        """`names`: of Services, as pods say them, and where they are on this machine."""
+        self._api, self._namespace, self._names = api, namespace, {} if names is None else names
         self._wanted = asyncio.Event()
         self._cache = Cache(api, POD, self._wanted.set, POOL_LABEL)
         self._tasks: list[asyncio.Task[None]] = []
@@ -142,7 +144,8 @@ class Kubelets:
         for name, data in secret["data"].items():
             path = slot.directory / "etc" / name
             path.parent.mkdir(exist_ok=True)
-            path.write_bytes(base64.b64decode(data))
+            # Files name each other by where they are in the pod.
+            path.write_text(self._inside(slot, base64.b64decode(data).decode()))
 
     async def _give_token(self, slot: SlotPod) -> None:
         (volume,) = (v for v in slot.pod["spec"]["volumes"] if "projected" in v and "relight" in v["name"])
@@ -176,8 +179,9 @@ class Kubelets:
                 *words, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, env=env, start_new_session=True
             )
 
-    @staticmethod
-    def _inside(slot: SlotPod, word: str) -> str:
+    def _inside(self, slot: SlotPod, word: str) -> str:
+        for name, here in self._names.items():
+            word = word.replace(name, here)
         word = word.replace("/etc/relight", str(slot.directory / "etc"))
         word = word.replace(TOKEN_PATH, str(slot.directory / "run"))
         return re.sub(rf"^{SHARED_PATH}(?=/|$)", str(slot.directory / "shared"), word)

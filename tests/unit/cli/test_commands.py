@@ -48,6 +48,9 @@ def run(state: Path, *words: str) -> subprocess.CompletedProcess[str]:
         (("cache", "import", "there", "--config", "none.json"), 3, "none.json cannot be read"),
         (("fly",), 2, "fly"),
         (("status", "--server", "http://127.0.0.1:9"), 2, "RELIGHT_TOKEN"),
+        (("definitions", "--apply", "--kubeconfig", "none.yaml"), 2, "no way to the Kubernetes API"),
+        (("purge", "--kubeconfig", "none.yaml"), 2, "no way to the Kubernetes API"),
+        (("purge", "--patience", "-1"), 2, "greater than or equal to 0"),
     ],
 )
 def test_wrong_input_says_what_to_do(tmp_path: Path, words: tuple[str, ...], status: int, told: str) -> None:
@@ -68,6 +71,16 @@ def test_an_unreachable_controller_is_a_status_of_its_own(tmp_path: Path) -> Non
     assert "no controller answers at http://127.0.0.1:9" in done.stderr
 
 
+def test_an_authority_that_is_no_file_is_told_before_anything_is_asked(tmp_path: Path) -> None:
+    env = {**os.environ, "RELIGHT_TOKEN": "t", "RELIGHT_CA": str(tmp_path / "none.pem")}
+    done = subprocess.run(
+        [*COMMAND, "models", "--server", "https://127.0.0.1:9"], env=env, capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+    assert "RELIGHT_CA: expected a PEM file of an authority" in done.stderr
+
+
 def test_down_with_nothing_up_says_so(tmp_path: Path) -> None:
     done = run(tmp_path / "state", "down")
     assert done.returncode == 0
@@ -76,8 +89,9 @@ def test_down_with_nothing_up_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["up", "down", "status", "models", "instances", "devices", "scale", "plan", "watch", "timeline", "explain", "logs"],
-)
+    ["up", "down", "status", "models", "instances", "devices", "scale", "plan", "watch", "timeline", "explain", "logs",
+     "definitions", "purge"],
+)  # fmt: skip
 def test_every_command_has_help_with_an_example(tmp_path: Path, command: str) -> None:
     done = run(tmp_path, command, "--help")
     assert done.returncode == 0

@@ -160,6 +160,15 @@ def test_a_slot_pod_keeps_the_users_template_and_asks_for_the_devices():
     assert made["metadata"]["ownerReferences"][0]["uid"] == "u-1"
 
 
+def test_certificates_of_a_secret_apart_lie_beside_what_the_agent_starts_with():
+    spec, runtime = pool_spec(POOL, {"n/rt": RUNTIME})
+    made = slot_pod(POOL, spec, runtime, dataclasses.replace(ADDED, tls_secret="t"))
+    (volume,) = (v for v in made["spec"]["volumes"] if v["name"] == "relight-secret")
+    assert volume["projected"]["sources"] == [{"secret": {"name": "s"}}, {"secret": {"name": "t"}}]
+    (agent,) = (c for c in made["spec"]["containers"] if c["name"] == "agent")
+    assert [m["mountPath"] for m in agent["volumeMounts"] if m["name"] == "relight-secret"] == ["/etc/relight"]
+
+
 def test_an_upgrade_of_relight_alone_makes_no_pod_anew():
     spec, runtime = pool_spec(POOL, {"n/rt": RUNTIME})
     assert slot_pods.template_digest(spec, runtime) == slot_pods.template_digest(spec, runtime)
