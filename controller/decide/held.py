@@ -24,8 +24,9 @@ def hold(levels: Iterable[HeldLevel], wanted: int, now: float, seconds: float) -
     if wanted > 0:
         kept.append(HeldLevel(wanted, None))
     found: list[HeldLevel] = []
-    for level in sorted(kept, key=lambda k: k.replicas, reverse=True):
-        if not found or _outlasts(level, found[-1]):
+    # Of one number the level that lasts longest comes first, and the others say nothing new.
+    for level in sorted(kept, key=lambda k: (-k.replicas, k.left_at is not None, -(k.left_at or 0.0))):
+        if not found or (level.replicas < found[-1].replicas and _outlasts(level, found[-1])):
             found.append(level)
     return tuple(reversed(found))
 

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from relight.controller.decide.burst import burst
@@ -74,6 +74,7 @@ def test_each_level_is_held_exactly_as_long_as_promised_after_the_demand_for_it(
         assert highest(levels) == (expected if expected > 1 else 0)
 
 
+@example(levels=(HeldLevel(1, 0.0), HeldLevel(1, None)), wanted=0, now=0.5, seconds=1.0)
 @given(levels=LEVELS, wanted=st.integers(0, 9), now=st.floats(0, 2e9), seconds=st.floats(0, 1e6))
 def test_held_levels_are_few_sorted_and_stable(levels, wanted, now, seconds):
     first = hold(levels, wanted, now, seconds)

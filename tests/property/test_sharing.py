@@ -70,6 +70,16 @@ def shared(draw):
     return Snapshot(NOW, 1, 1, views, slots, tuple(instances), draw(st.sampled_from([True, True, False])))
 
 
+def noted(snapshot, made):
+    """What the store keeps in mind of the decisions, as controller/apply/changes.py writes it with the placements."""
+    floors = {d.model: d.floor for d in made.decisions}
+    models = [
+        dataclasses.replace(m, activated_at=(m.activated_at or NOW) if floors.get(m.spec.key) else None)
+        for m in snapshot.models
+    ]
+    return dataclasses.replace(snapshot, models=tuple(models)) if snapshot.synced else snapshot
+
+
 def awake(snapshot, key):
     return [i for i in snapshot.instances if i.model == key and i.desired is Desired.READY and i.state is State.READY]
 
@@ -83,7 +93,7 @@ def test_shared_devices_settle_with_one_awake_on_each_and_what_is_written_stays(
         before = {m.spec.key: len(awake(snapshot, m.spec.key)) for m in snapshot.models}
         made = plan(snapshot, decide(snapshot), Predictions(), new_id)
         rounds.append(made.placements)
-        snapshot = obey(snapshot, made)
+        snapshot = noted(obey(snapshot, made), made)
         assert not invariants.no_device_is_claimed_twice(snapshot)
         for model in snapshot.models:
             kept = min(before[model.spec.key], model.spec.replicas)
