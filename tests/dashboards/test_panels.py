@@ -81,7 +81,7 @@ def test_panels_show_what_happened(walked: Walked) -> None:
     assert most("relight_invariant_violations_total") == 0
     assert most('relight_device_memory_bytes{kind="weights"}') >= 8 << 20
     assert most('relight_device_memory_bytes{kind="orphan",device="cpu-3"}') > 1 << 20
-    assert most('relight_devices{healthy="false"}') == 1
+    assert most('relight_devices{healthy="false"}') >= 1
     assert set(walked.answers) == {200}
 
 
