@@ -92,7 +92,7 @@ class Cluster:
         config = self._config
         added = Added(
             config.agent_image, config.controller_address, config.agent_secret, config.serving_port,
-            config.agent_tls_secret,
+            tls_secret=config.agent_tls_secret,
         )  # fmt: skip
         operator = Operator(
             self._api, self._election, accept, accept.catalog, accept.reconciler, added, self._clock
