@@ -238,6 +238,7 @@ AT: dict[str, Schema] = {
     "gateway.ingress.hosts": several(STRING),
     "gateway.ingress.tls": several(some(hosts=several(STRING), secretName=STRING)),
     "agent.servingPort": whole(1, 65535),
+    "agent.metricsPort": whole(1, 65535),
     "agent.config": _agent(),
     "runtimes": by_name(RUNTIME),
     "pools": by_name(_POOL),
@@ -253,7 +254,7 @@ AT: dict[str, Schema] = {
         some("name", "image", "command", "hostPath", "mountPath", name=NAME, image=STRING, command=several(STRING),
              env=ENV, envFrom=ENV_FROM, hostPath=STRING, mountPath=STRING)
     ),
-    **{f"networkPolicy.{door}From": PEERS for door in ("rest", "gateway", "serving")},
+    **{f"networkPolicy.{door}From": PEERS for door in ("rest", "gateway", "serving", "metrics")},
     "prometheusRule.rules": several(
         some("expr", alert=STRING, record=STRING, expr=SCALAR, labels=LABELS, annotations=LABELS,
              **{"for": STRING, "keep_firing_for": STRING})

@@ -102,6 +102,8 @@ async def test_a_release_comes_serves_changes_and_goes_and_nothing_is_lost(
         )  # fmt: skip
         await release.stands(readyReplicas=2)
 
+        if helm.version == "helm4":
+            await _comes_back(release, values)
         await release.run("uninstall", RELEASE, "--wait")
         slots = {("Pod", TENANT, s.name) for s in release.slots.slots.values()}
         # Pods of its Deployments go a moment later; what serves, serves on.
@@ -116,6 +118,24 @@ async def test_a_release_comes_serves_changes_and_goes_and_nothing_is_lost(
         assert "modeldeployments: team-a/chat" in purged
         left = await release.until(lambda: release.left(before), "nothing to be left", lambda f: not f)
         COUNTS["resources_left_after_purge"] += len(left)
+
+
+async def _comes_back(release: Release, values: dict[str, Any]) -> None:
+    """Installed again under the same name, it takes over what ran on without it."""
+    before = await _answering(release)
+    await release.run("uninstall", RELEASE, "--wait")
+    # Helm 4 waits for pools too, and so for agents, which have to be given the new certificates by then.
+    refreshing = asyncio.create_task(_refresh(release))
+    await release.install(values)
+    refreshing.cancel()
+    await release.stands(readyReplicas=2)
+    assert await _answering(release) == before
+
+
+async def _refresh(release: Release) -> None:
+    while True:
+        await asyncio.sleep(1)
+        await release.slots.mount_again()
 
 
 async def _kept_keys(release: Release) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -150,6 +151,25 @@ def test_the_chart_installs_the_generated_definitions() -> None:
 
 
 # -- what values become
+
+
+def test_the_examples_of_the_readme_are_taken(helm: Helm) -> None:
+    first, *more = re.findall(r"```yaml\n(.*?)```", (CHART / "README.md").read_text(), flags=re.DOTALL)
+    whole = yaml.safe_load(first)
+    for text in ("{}", *more):
+        found = configs(helm.template(merged(whole, yaml.safe_load(text))))
+        AgentConfig.model_validate_json(json.dumps({**found["relight-agent"], **TOLD}))
+    # What stands there as a comment is taken too, as it stands.
+    commented = re.findall(r"^#( {1,}.*)$", (CHART / "values.yaml").read_text(), flags=re.MULTILINE)
+    shown = "\n".join(line for line in commented if line.startswith("  ") and not re.match(r"\s+#", line))
+    runtimes, pools, models = (f"{name}:\n{part}" for name, part in zip(
+        ("runtimes", "pools", "models"), re.split(r"\n(?=  (?:large|chat):)", shown), strict=True))  # fmt: skip
+    values = merged(*(yaml.safe_load(text) for text in (runtimes, pools, models)))
+    scaled = values["models"]["chat"].pop("scaledObject")
+    helm.template({**values, "metrics": {"enabled": True}})
+    del values["models"]["chat"]["hpa"]
+    values["models"]["chat"]["scaledObject"] = scaled
+    helm.template({**values, "externalScaler": {"enabled": True}})
 
 
 def test_every_image_is_taken_from_the_mirror_and_by_digest_where_one_is_given() -> None:

@@ -135,6 +135,11 @@ class Kubelets:
             await self.run_engine(slot)
         await self.run_agent(slot)
 
+    async def mount_again(self) -> None:
+        """What a kubelet does from time to time: files of Secrets that were written anew."""
+        for slot in self.slots.values():
+            await self._mount(slot)
+
     async def _mount(self, slot: SlotPod) -> None:
         (volume,) = (v for v in slot.pod["spec"]["volumes"] if "secret" in v and "relight" in v["name"])
         try:
