@@ -80,7 +80,8 @@ def slot_pod(pool: Object, spec: DevicePoolSpec, runtime: EngineRuntimeSpec, add
         TEMPLATE_LABEL: template_digest(spec, runtime),
         "app.kubernetes.io/managed-by": "relight",
     }
-    engine, agent = _engine(body, spec, runtime, added), _agent(body, added)
+    engine = _engine(body, spec, runtime, added)
+    agent = _agent(body, added, engine)
     others = [c for c in body.get("containers") or [] if c.get("name") not in (ENGINE, AGENT)]
     body["containers"] = [engine, agent, *others]
     # Relight's own files come with the agent's image: the engine's image is never rebuilt.
@@ -165,7 +166,17 @@ def _engine(body: Object, spec: DevicePoolSpec, runtime: EngineRuntimeSpec, adde
     }
 
 
-def _agent(body: Object, added: Added) -> Object:
+def _as_engine(body: Object, engine: Object, own: Object) -> Object:
+    """The security of the agent's container. Sockets, journals and memory that both have are private to one user: that
+    of the engine's container or of the whole pod, where the template names it, and else root, as which engines' images
+    run."""
+    if "runAsUser" in own or "runAsUser" in (body.get("securityContext") or {}):
+        return own
+    told = (engine.get("securityContext") or {}).get("runAsUser")
+    return {**own, "runAsUser": 0 if told is None else told}
+
+
+def _agent(body: Object, added: Added, engine: Object) -> Object:
     """The agent's container: it holds no devices and may be replaced while engines run."""
     container = _named(body, AGENT)
     own = [
@@ -189,6 +200,7 @@ def _agent(body: Object, added: Added) -> Object:
         **container,
         "image": container.get("image") or added.agent_image,
         "command": command,
+        "securityContext": _as_engine(body, engine, container.get("securityContext") or {}),
         "env": [*(container.get("env") or []), *own],
         "ports": [*(container.get("ports") or []), *ports],
         "volumeMounts": [*(container.get("volumeMounts") or []), _mount(), secret, token],

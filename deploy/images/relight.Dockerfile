@@ -26,8 +26,13 @@ COPY gateway gateway
 COPY protos protos
 COPY plugin plugin
 COPY src src
+# Engines' images have other interpreters: what the plugin needs compiled comes for those too.
 RUN python -m venv /opt/relight \
     && /opt/relight/bin/pip install --no-cache-dir --constraint constraints.txt . \
+    && for version in 3.12 3.13 3.14; do \
+         /opt/relight/bin/pip download --no-cache-dir --constraint constraints.txt --no-deps --only-binary :all: \
+           --python-version "$version" --dest /opt/relight/share/relight/wheels xxhash; \
+       done \
     && /opt/relight/bin/pip uninstall --yes pip setuptools
 
 FROM ${BASE} AS base

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
 import zipfile
 from pathlib import Path
@@ -62,8 +63,9 @@ def test_the_wheel_that_images_install_brings_supervisor_and_plugin_for_engines(
     installed, shared = tmp_path / "installed", tmp_path / "shared"
     with zipfile.ZipFile(next(tmp_path.glob("relight-*.whl"))) as wheel:
         wheel.extractall(installed)
-    # No site of this checkout: what is not in the wheel is not there.
-    env = {**os.environ, "PYTHONPATH": str(installed), "PYTHONSAFEPATH": "1"}
+    # No site of this checkout, and libraries alone: what of Relight is not in the wheel is not there.
+    places = f"{installed}{os.pathsep}{sysconfig.get_path('purelib')}"
+    env = {**os.environ, "PYTHONPATH": places, "PYTHONSAFEPATH": "1"}
     done = subprocess.run(
         [sys.executable, "-S", "-m", "relight.agent.inject", shared], env=env, text=True, capture_output=True,
         timeout=60, check=False,
@@ -71,6 +73,15 @@ def test_the_wheel_that_images_install_brings_supervisor_and_plugin_for_engines(
     assert done.returncode == 0, done.stderr
     assert (shared / "bin" / "relight-supervisor").exists()
     assert {p.name for p in (shared / "lib" / "relight").iterdir()} == {"agent", "core", "plugin", "transfer"}
+    assert {"elftools", "xxhash"} <= {p.name for p in (shared / "lib").iterdir()}
+    # As engines find it: by the metadata that an installed package would have.
+    code = (
+        "from importlib.metadata import entry_points as e; print(*(p.value for p in e(group='vllm.general_plugins')))"
+    )
+    alone = {"PATH": os.environ["PATH"], "PYTHONPATH": str(shared / "lib")}
+    found = subprocess.run([sys.executable, "-S", "-c", code], env=alone, text=True, capture_output=True, timeout=60)
+    metadata = tomllib.loads((ROOT / "packaging" / "engine" / "pyproject.toml").read_text())["project"]
+    assert found.stdout.split() == [metadata["entry-points"]["vllm.general_plugins"]["relight"]]
 
 
 def _copy(folder: Path) -> Path:

@@ -373,3 +373,19 @@ def test_whether_engines_of_a_model_are_safe_guardians_is_what_was_measured(memo
         assert "GuardianSafe" not in told
     else:
         assert told["GuardianSafe"] == ("True" if safe else "False", memory.unsafe)
+
+
+@pytest.mark.parametrize(
+    ("template", "user"),
+    [
+        ({}, 0),
+        ({"securityContext": {"runAsUser": 1000}}, None),
+        ({"containers": [{"name": "engine", "securityContext": {"runAsUser": 7}}]}, 7),
+        ({"containers": [{"name": "agent", "securityContext": {"runAsUser": 9}}]}, 9),
+    ],
+)
+def test_an_agent_runs_as_the_user_of_the_engines_that_it_shares_sockets_with(template, user):
+    pool = {**POOL, "spec": {**POOL["spec"], "podTemplate": {"spec": template}}}
+    spec, runtime = pool_spec(pool, {"n/rt": RUNTIME})
+    containers = {c["name"]: c for c in slot_pod(pool, spec, runtime, ADDED)["spec"]["containers"]}
+    assert containers["agent"]["securityContext"].get("runAsUser") == user
