@@ -199,7 +199,8 @@ class HostCopies:
 
     async def look(self) -> None:
         """Makes the copies so, as far as it can be done now."""
-        for copy in self._copies.values():
+        # The controller may name another one while these are asked.
+        for copy in tuple(self._copies.values()):
             await self._hear_of(copy)
         for copy in self._unfit():
             await self._end(copy)

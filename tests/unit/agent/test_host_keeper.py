@@ -13,7 +13,7 @@ from relight.agent.hostcopy.keeper import HostCopies, TierSettings
 from relight.agent.supervisor.client import Running
 from relight.core.clock import SystemClock
 from relight.core.errors import LocalFault
-from relight.core.records import HostContent, HostTier, SourceOffer
+from relight.core.records import HostContent, HostTier, HostWanted, SourceOffer
 
 CONTENT = HostContent("default/m", "r1", "runtime", "1", "cpu")
 OFFER = SourceOffer(1, "d", "c", "l", {"shm": "unix:/x"}, 100, grant_key="ab")
@@ -102,3 +102,19 @@ async def test_a_copy_whose_pages_are_mapped_is_not_ended_before_its_last_reader
     processes.readers = 0
     await made.look()
     assert link.ended == ["host-a"]
+
+
+async def test_a_copy_that_becomes_wanted_while_the_others_are_asked_is_taken_in(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made, _ = keeper(tmp_path)
+
+    async def describe(socket: Path) -> Said:
+        made.hear(HostTier((HostWanted("host-a", CONTENT, 100), HostWanted("host-b", CONTENT, 100))))
+        return Said(7, "host-a", "ready", "", CONTENT, 0, 0, 100, OFFER, 0)
+
+    monkeypatch.setattr(calls, "describe", describe)
+    await made.look()
+    report = made.report()
+    assert report is not None
+    assert [c.copy for c in report.copies] == ["host-a", "host-b"]
