@@ -9,10 +9,16 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from relight.controller.kubernetes.api import LEASE, Api, Kind, Object
+from relight.controller.kubernetes.api import LEASE, POD, Api, Kind, Object
 from relight.controller.kubernetes.definitions import definitions
 from relight.controller.kubernetes.election import LABELS
-from relight.controller.kubernetes.resources import DEVICE_POOL, ENGINE_RUNTIME, FINALIZER, MODEL_DEPLOYMENT
+from relight.controller.kubernetes.resources import (
+    DEVICE_POOL,
+    ENGINE_RUNTIME,
+    FINALIZER,
+    MODEL_DEPLOYMENT,
+    POOL_LABEL,
+)
 from relight.core.clock import Clock
 from relight.core.errors import NotFound, Unavailable
 
@@ -68,8 +74,8 @@ async def purge(api: Api, clock: Clock, patience: float, timeout: float) -> Hold
     Returns what there was.
 
     A controller that runs has `patience` seconds to end the models' instances; then, or where none runs, its finalizer
-    is taken away. Slot pods go with their pools. Raises Unavailable when something stays for longer than `timeout`, as
-    for a finalizer of others.
+    is taken away. Slot pods end within their grace period. Raises Unavailable when something stays for longer than
+    `timeout`, as for a finalizer of others.
     """
     found = await holding(api)
     await _delete(api, MODEL_DEPLOYMENT)
@@ -78,6 +84,7 @@ async def purge(api: Api, clock: Clock, patience: float, timeout: float) -> Hold
         await _release(api, model)
     for kind in KINDS[1:]:
         await _delete(api, kind)
+    await _delete_slots(api)
     for name in found.definitions:
         await api.delete(DEFINITION, "", name)
     await _delete(api, LEASE, ",".join(f"{k}={v}" for k, v in LABELS.items()))
@@ -109,6 +116,14 @@ async def _definitions(api: Api) -> list[str]:
 async def _delete(api: Api, kind: Kind, labels: str = "") -> None:
     for found in await _all(api, kind, labels):
         await api.delete(kind, found["metadata"]["namespace"], found["metadata"]["name"])
+
+
+async def _delete_slots(api: Api) -> None:
+    """Not left to the garbage collector: it deletes nothing whose owner is of a kind that is not served any more."""
+    for pod in await _all(api, POD, POOL_LABEL):
+        metadata = pod["metadata"]
+        if any(owner["kind"] == DEVICE_POOL.kind for owner in metadata.get("ownerReferences") or []):
+            await api.delete(POD, metadata["namespace"], metadata["name"], uid=metadata["uid"])
 
 
 async def _gone(api: Api, kind: Kind) -> bool:

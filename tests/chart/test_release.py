@@ -201,3 +201,21 @@ async def test_somebody_elses_autoscaler_of_a_model_is_found_at_the_installation
             await asyncio.to_thread(cluster.run, *words, values=copy.deepcopy(values))
     finally:
         ready.kubectl("-n", TENANT, "delete", "horizontalpodautoscaler", "mine")
+
+
+async def test_a_purge_lets_a_controller_that_runs_end_what_serves(
+    ready: ControlPlane, tmp_path: Path
+) -> None:  # fmt: skip
+    async with made(ready, Helm("helm3"), tmp_path) as release:
+        before = await release.everything()
+        await release.install(VALUES)
+        await release.stands(readyReplicas=1)
+        begun = asyncio.get_running_loop().time()
+        await release.relight("purge", "--yes", "--patience", "60")
+        # The finalizer was the controller's to take: nobody waited for the patience to end.
+        assert asyncio.get_running_loop().time() - begun < 60
+        await release.run("uninstall", RELEASE, "--wait")
+        # The Lease was the controller's again as long as it ran.
+        await release.relight("purge", "--yes")
+        left = await release.until(lambda: release.left(before), "nothing to be left", lambda f: not f)
+        COUNTS["resources_left_after_purge"] += len(left)
