@@ -203,9 +203,7 @@ async def test_somebody_elses_autoscaler_of_a_model_is_found_at_the_installation
         ready.kubectl("-n", TENANT, "delete", "horizontalpodautoscaler", "mine")
 
 
-async def test_a_purge_lets_a_controller_that_runs_end_what_serves(
-    ready: ControlPlane, tmp_path: Path
-) -> None:  # fmt: skip
+async def test_a_purge_lets_a_controller_that_runs_end_what_serves(ready: ControlPlane, tmp_path: Path) -> None:
     async with made(ready, Helm("helm3"), tmp_path) as release:
         before = await release.everything()
         await release.install(VALUES)
