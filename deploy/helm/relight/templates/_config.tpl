@@ -44,6 +44,7 @@
   "controller_address" (include "relight.controllerAddress" .)
   "agent_secret" (printf "%s-agent" $full)
   "serving_port" .Values.agent.servingPort
+  "metrics_port" .Values.agent.metricsPort
 -}}
 {{- if ne .Values.tls.mode "self-signed" }}
 {{- $_ := set $kubernetes "agent_tls_secret" (include "relight.tlsSecret" (dict "root" . "part" "agent")) }}
