@@ -85,6 +85,8 @@ def test_a_sleep_gives_the_weights_back_and_a_source_killed_while_read_ends_no_w
     operation = demo_model.scale(2)
     # The source dies in the middle of the transfer: the wake itself ends by the disk.
     demo_model.wait(lambda now: any(i["id"] == sleeper["id"] and i["state"] == "ready" for i in now))
+    # What is said of a start is written after it is seen to be ready; until then the wake before it is told.
+    demo_model.wait(lambda _: len(demo_model.timeline(sleeper["id"])["rungs"]) > 1)
     rungs = demo_model.timeline(sleeper["id"])["rungs"]
     assert [(r["kind"], r["ok"]) for r in rungs] == [("peer_shm", False), ("peer_tcp", False), ("disk", True)]
     assert source["id"] in rungs[0]["reason"]
