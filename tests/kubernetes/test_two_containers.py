@@ -18,17 +18,17 @@ from pathlib import Path
 
 import grpc.aio
 import pytest
+from tests.support import agent
+from tests.support.live import EAGER, ENGINE_PYTHON, ROOT
 
 from relight.agent.inject import inject
 from relight.agent.procfs import Procfs
 from relight.core.records import Desired, Mode, Rung, RungKind
 from relight.core.states import State
 from relight.protos.relight.v1 import fleet_pb2_grpc
-from tests.engine.conftest import START_TIMEOUT
-from tests.support import agent
-from tests.support.live import EAGER, ENGINE_PYTHON
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(START_TIMEOUT)]
+START_TIMEOUT = 400
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(START_TIMEOUT)]
 DISK = (Rung(RungKind.DISK, "its own directory"),)
 
 
@@ -45,8 +45,9 @@ class Image:
 
 
 @pytest.fixture
-def image(tiny_model: Path, tmp_path: Path) -> Image:
+def image(tmp_path: Path) -> Image:
     """An interpreter with vLLM and without Relight, and a model."""
+    assert ENGINE_PYTHON.exists(), "no engine environment: run `make setup-engine`"
     outside, root = tmp_path / "outside", tmp_path / "image"
     root.mkdir()
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", "--symlinks", outside], check=True, timeout=60)
@@ -55,7 +56,8 @@ def image(tiny_model: Path, tmp_path: Path) -> Image:
     own = subprocess.run([ENGINE_PYTHON, "-c", told], check=True, capture_output=True, text=True, timeout=60)
     # The engine environment of a checkout points at the part that has no Relight.
     shutil.copy(Path(own.stdout.strip()) / "engine-base.pth", site)
-    shutil.copytree(tiny_model, outside / "model")
+    script = ROOT / "scripts" / "make_tiny_model.py"
+    subprocess.run([str(ENGINE_PYTHON), str(script), str(outside / "model")], check=True, timeout=120)
     asked = [outside / "bin" / "python", "-c", "import relight.plugin"]
     done = subprocess.run(asked, capture_output=True, timeout=60, check=False, env={"PATH": os.environ["PATH"]})
     assert b"ModuleNotFoundError" in done.stderr
