@@ -14,8 +14,8 @@ from tests.kubernetes.external_metrics import GROUP, READERS, VERSION, ExternalM
 from tests.kubernetes.figures import FIGURES
 from tests.kubernetes.plane import ControlPlane
 
-from relight.controller.kubernetes.api import Kind, Object
-from relight.controller.kubernetes.resources import ENGINE_RUNTIME, MODEL_DEPLOYMENT
+from relight.controller.kubernetes.api import POD, Kind, Object
+from relight.controller.kubernetes.resources import ENGINE_RUNTIME, MODEL_DEPLOYMENT, PROVEN_GATE
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(400)]
 
@@ -43,8 +43,10 @@ async def metrics(plane: ControlPlane) -> AsyncIterator[ExternalMetrics]:
 class Seen:
     """When a watch first saw what it was asked for; times are of one clock."""
 
-    def __init__(self, cluster: Cluster, kind: Kind, number: Callable[[Object], int]) -> None:
-        self._cluster, self._kind, self._number = cluster, kind, number
+    def __init__(self, cluster: Cluster, kind: Kind, number: Callable[[Object], int], name: str = "m") -> None:
+        """Of the one object called `name`; with an empty one the sum over all of the namespace."""
+        self._of: dict[str, int] = {}
+        self._cluster, self._kind, self._number, self._name = cluster, kind, number, name
         self.history: list[tuple[float, int]] = []
         self._changed = asyncio.Condition()
         self._task = asyncio.create_task(self._follow())
@@ -59,10 +61,11 @@ class Seen:
 
     async def _note(self, found: Object) -> None:
         metadata = found["metadata"]
-        if (metadata.get("namespace"), metadata["name"]) != (self._cluster.namespace, "m"):
+        if metadata.get("namespace") != self._cluster.namespace or self._name not in ("", metadata["name"]):
             return
         async with self._changed:
-            self.history.append((time.monotonic(), self._number(found)))
+            self._of[metadata["name"]] = self._number(found)
+            self.history.append((time.monotonic(), sum(self._of.values())))
             self._changed.notify_all()
 
     async def first(self, number: int, since: float) -> float:
@@ -84,6 +87,19 @@ class Seen:
 
 def _addresses(endpoints: Object) -> int:
     return sum(len(s.get("addresses") or []) for s in endpoints.get("subsets") or [])
+
+
+def _open_gate(pod: Object) -> int:
+    return _condition(pod, PROVEN_GATE)
+
+
+def _pod_ready(pod: Object) -> int:
+    return _condition(pod, "Ready")
+
+
+def _condition(pod: Object, name: str) -> int:
+    told = (pod.get("status") or {}).get("conditions") or []
+    return int(any(c["type"] == name and c["status"] == "True" for c in told))
 
 
 def _hpa(cluster: Cluster) -> Object:
@@ -118,13 +134,17 @@ async def test_an_autoscalers_number_becomes_a_proven_vllm_replica_behind_a_serv
     await cluster.apply(_hpa(cluster))
     numbers = Seen(cluster, MODEL_DEPLOYMENT, lambda m: int(m["spec"].get("replicas", 0)))
     endpoints = Seen(cluster, ENDPOINTS, _addresses)
-    took = []
+    # The gate is Relight's part; what follows it is a kubelet's and the endpoints controller's.
+    gates, readiness = (Seen(cluster, POD, number, "") for number in (_open_gate, _pod_ready))
+    took, parts = [], []
     try:
         for _ in range(TIMES):
             begun = time.monotonic()
             metrics.values["queue_depth"] = "15"
             written = await numbers.first(2, begun)
             took.append(await endpoints.first(2, begun) - written)
+            steps = [await seen.first(2, begun) - written for seen in (gates, readiness)]
+            parts.append((*(round(s, 2) for s in steps), round(took[-1], 2)))
             await _answers_everywhere(cluster)
             begun = time.monotonic()
             metrics.values["queue_depth"] = "5"
@@ -133,7 +153,9 @@ async def test_an_autoscalers_number_becomes_a_proven_vllm_replica_behind_a_serv
             await cluster.shows(ready=1, guardian=1)
     finally:
         await numbers.close()
-        await endpoints.close()
+        for seen in (endpoints, gates, readiness):
+            await seen.close()
+        print("gate open, pod ready, in Endpoints, in seconds after the number was written:", parts)
     FIGURES["hpa_write_to_ready_seconds"] = round(statistics.median(took), 3)
     found = await cluster.until(
         cluster.status, "a guardian for each of the autoscaler's numbers", lambda s: s["guardians"]["hits"] >= TIMES
