@@ -227,7 +227,7 @@ def _impossible(config: MachineConfig) -> list[Impossible]:
         ("models", [f"{m.namespace}/{m.name}" for m in config.models]),
     ):
         found += [((what, n, "name"), "a name of its own", x) for n, x in enumerate(names) if names.index(x) < n]
-    wanted = 0
+    awake = asleep = 0
     for n, model in enumerate(config.models):
         if model.engine not in config.engines:
             known = ", ".join(config.engines)
@@ -238,8 +238,12 @@ def _impossible(config: MachineConfig) -> list[Impossible]:
             found.append(
                 (("models", n, "replicas"), f"at most max_replicas ({model.max_replicas})", str(model.replicas))
             )
-        wanted += (model.replicas + model.guardians.replicas) * model.members * model.devices_per_member
+        each = model.members * model.devices_per_member
+        awake, asleep = awake + model.replicas * each, asleep + model.guardians.replicas * each
     there = sum(len(node.devices) for node in config.nodes)
-    if wanted > there:
-        found.append((("models",), f"replicas and guardians for at most {there} device(s)", f"{wanted} wanted"))
+    # Guardians may share what no replica has, as many to a device as all models allow.
+    shared = min((model.guardians.max_per_device for model in config.models), default=1)
+    if awake > there or asleep > (there - awake) * shared:
+        expected = f"replicas and guardians for at most {there} device(s), {shared} guardian(s) on each without a replica"
+        found.append((("models",), expected, f"{awake + asleep} wanted"))
     return found

@@ -95,6 +95,16 @@ def test_every_wrong_place_is_told_at_once(write) -> None:
     assert len(caught.value.errors) == 2
 
 
+@pytest.mark.parametrize(("share", "taken"), [(2, True), (1, False)])
+def test_guardians_that_share_devices_need_fewer_of_them(write, share: int, taken: bool) -> None:
+    path = write(GOOD.replace("guardians: {replicas: 1", f"guardians: {{max_per_device: {share}, replicas: 2"))
+    if taken:
+        assert machine.load(path).models[0].guardians.max_per_device == share
+    else:
+        with pytest.raises(InvalidInput, match=r"at most 2 device\(s\), 1 guardian"):
+            machine.load(path)
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [("", "a mapping"), ("- a\n- b\n", "a mapping"), ("a: [1\n", "YAML"), ("nodes: {}\n", "engines"), ("\t", "YAML")],
