@@ -244,6 +244,6 @@ def _impossible(config: MachineConfig) -> list[Impossible]:
     # Guardians may share what no replica has, as many to a device as all models allow.
     shared = min((model.guardians.max_per_device for model in config.models), default=1)
     if awake > there or asleep > (there - awake) * shared:
-        expected = f"replicas and guardians for at most {there} device(s), {shared} guardian(s) on each without a replica"
+        expected = f"replicas and guardians for at most {there} device(s), {shared} guardian(s) on each that is free"
         found.append((("models",), expected, f"{awake + asleep} wanted"))
     return found
