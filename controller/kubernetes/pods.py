@@ -392,11 +392,6 @@ def state_of(pod: Object) -> str:
     return _labels(pod).get(STATE_LABEL, "")
 
 
-def model_of(pod: Object) -> str:
-    """Whose replica the pod's label says to be there or on its way."""
-    return _labels(pod).get(MODEL_LABEL, "")
-
-
 def is_proven(pod: Object) -> bool:
     """Whether the pod's gate lets requests in, as last seen."""
     known = _condition(pod, PROVEN_GATE)

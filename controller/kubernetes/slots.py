@@ -46,13 +46,8 @@ class SlotPods:
         self._reconciler.places.set_routed(frozenset(routed))
 
     async def _mark(self, step: Step, pod: Object, mark: Mark) -> None:
-        """Labels say whose replica is coming before the gate opens, and the gate closes before they say that it leaves.
-
-        Where the model's label stands already the gate goes first: a kubelet that has just taken in other labels looks
-        at the gate a second later.
-        """
-        named = slot_pods.model_of(pod) == mark.model
-        for write in (self._label, self._gate) if mark.proven and not named else (self._gate, self._label):
+        """Labels say who is coming before the gate opens, and the gate closes before they say that it leaves."""
+        for write in (self._label, self._gate) if mark.proven else (self._gate, self._label):
             pod = await write(step, pod, mark)
 
     async def _label(self, step: Step, pod: Object, mark: Mark) -> Object:
