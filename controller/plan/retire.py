@@ -49,7 +49,8 @@ def give_up_failed(lists: ModelFleet) -> list[Placement]:
     return placements
 
 
-def _since(instance: InstanceView) -> float:
+def settled_since(instance: InstanceView) -> float:
+    """When the last of its members came to the state that it is in (wall); infinity where none was heard of."""
     return max((m.report.since if m.report else math.inf for m in instance.members), default=math.inf)
 
 
@@ -62,8 +63,8 @@ def excess_replicas(view: ModelView | None, lists: ModelFleet, decision: Decisio
         lists.wanted,
         key=lambda i: (
             i.state is State.READY,
-            i.in_flight if i.state is State.READY else -_since(i),
-            -_since(i),
+            i.in_flight if i.state is State.READY else -settled_since(i),
+            -settled_since(i),
             i.instance,
         ),
     )

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from relight.controller.plan.devices import FreeDevices, places_of
 from relight.controller.plan.fleet import ModelFleet, same_runtime
+from relight.controller.plan.retire import settled_since
 from relight.controller.plan.rollout import leaving
 from relight.core.records import Decision, Desired, InstanceView, ModelSpec, ModelView, SlotView
 from relight.core.states import State
@@ -156,7 +157,7 @@ def _able(view: ModelView, asker: ModelView, claim: _Claim, scene: Scene) -> lis
         elif (
             view.spec.priority <= asker.spec.priority
             and claim.waited >= FAIR_SECONDS
-            and scene.now - _ready_since(instance) >= FAIR_SECONDS
+            and scene.now - settled_since(instance) >= FAIR_SECONDS
         ):
             told = f"{claim.why} for {FAIR_SECONDS:g} s, and it has served for as long"
             found.append(_Able(view, instance, told, above))
@@ -165,10 +166,6 @@ def _able(view: ModelView, asker: ModelView, claim: _Claim, scene: Scene) -> lis
 
 def _finite(seconds: float) -> float:
     return seconds if math.isfinite(seconds) else 0.0
-
-
-def _ready_since(instance: InstanceView) -> float:
-    return max((m.report.since if m.report else math.inf for m in instance.members), default=math.inf)
 
 
 def _worth(way: Way, able: Mapping[str, _Able]) -> tuple[int, int, float, str]:
