@@ -208,6 +208,11 @@ def _agent(body: Object, added: Added, engine: Object) -> Object:
     }
 
 
+def unclear(snapshot: Snapshot) -> frozenset[str]:
+    """The slots of which nothing may be concluded."""
+    return frozenset(slot.slot for slot in snapshot.slots if not slot.clear)
+
+
 @dataclass(frozen=True, slots=True)
 class Held:
     """What a slot holds: replicas that serve or are on their way, and dormant instances."""
@@ -217,8 +222,8 @@ class Held:
 
 
 def held(snapshot: Snapshot) -> dict[str, Held]:
-    """By slot."""
-    found: dict[str, Held] = {}
+    """By slot. What nobody knows of is held to serve: its pod must not be deleted as an empty one."""
+    found = {slot: Held(replicas=1) for slot in unclear(snapshot)}
     for instance in snapshot.instances:
         if instance.remembered or instance.state is State.GONE:
             continue
@@ -289,7 +294,9 @@ def places(pods: Mapping[str, Object], nodes: Mapping[str, Object], pools: Mappi
         spec = (pools.get(f"{namespace}/{pool}") or {}).get("spec") or {}
         allowed = tuple(f"{namespace}/{name}" for name in spec.get("allowedModels") or [])
         node = nodes.get((pod.get("spec") or {}).get("nodeName") or "")
-        found[slot_of(pod)] = Place(f"{namespace}/{pool}", allowed, _closing(pod, node))
+        model = _labels(pod).get(MODEL_LABEL) if state_of(pod) in _COUNTED else None
+        shows = f"{namespace}/{model}" if model else ""
+        found[slot_of(pod)] = Place(f"{namespace}/{pool}", allowed, _closing(pod, node), shows)
     return found
 
 
@@ -336,7 +343,9 @@ def marks(snapshot: Snapshot) -> dict[str, Mark]:
     return found
 
 
-_STATES = ("idle", "failed", "guardian", "starting", "waking", "draining", "ready", "lost")
+_STATES = ("idle", "failed", "guardian", "preparing", "starting", "waking", "draining", "ready", "lost")
+_COUNTED = ("starting", "waking", "ready")
+"""States of what counts as a replica of its model."""
 _WEIGHT = {state: n for n, state in enumerate(_STATES)}
 """Of several instances on one slot the one that counts most is shown."""
 
@@ -354,7 +363,8 @@ def _mark(instance: InstanceView) -> Mark:
         dormant = state in (State.WAKING, State.DORMANT, State.SLEEPING)
         return Mark(model, "waking", False, "Waking") if dormant else Mark(model, "starting", False, "Starting")
     if instance.desired is Desired.DORMANT:
-        return Mark("", "guardian", False, "Dormant")
+        asleep = state in (State.DORMANT, State.SLEEPING)
+        return Mark("", "guardian", False, "Dormant") if asleep else Mark("", "preparing", False, "NotAsleepYet")
     return Mark("", "idle", False, "Ending")
 
 

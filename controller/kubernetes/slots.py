@@ -31,12 +31,11 @@ class SlotPods:
         """Labels and gates say what stands in each slot that was heard of; tells what is reached by them."""
         marks = slot_pods.marks(step.snapshot)
         pods = self._caches.pods.objects
-        heard = [
-            p
-            for p in pods.values()
-            if not p["metadata"].get("deletionTimestamp") and not self._reconciler.fleet.awaits(slot_pods.slot_of(p))
-        ]
-        await asyncio.gather(*(self._mark(step, p, marks.get(slot_pods.slot_of(p), Mark())) for p in heard))
+        # The store may just have been emptied: what serves must not be unrouted because nobody knows of it yet.
+        unclear = slot_pods.unclear(step.snapshot)
+        told = [p for p in pods.values() if not p["metadata"].get("deletionTimestamp")]
+        told = [p for p in told if slot_pods.slot_of(p) not in unclear]
+        await asyncio.gather(*(self._mark(step, p, marks.get(slot_pods.slot_of(p), Mark())) for p in told))
         proven = {slot_pods.slot_of(p) for p in pods.values() if slot_pods.is_proven(p)}
         routed = {
             i.instance

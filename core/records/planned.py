@@ -46,6 +46,11 @@ class SlotView:
     """The models that its pool allows, by key; empty for all that name the pool."""
     closing: str = ""
     """Why nothing new goes there and what is there moves elsewhere; empty while it stays."""
+    clear: bool = True
+    """Whether it is known what runs there: its agent was heard of, and all that it runs is assigned."""
+    presumed: str = ""
+    """The model, by key, of which a replica is said to stand there, while neither the slot's agent was heard of nor the
+    store knows; empty otherwise."""
 
 
 @dataclass(frozen=True, slots=True)

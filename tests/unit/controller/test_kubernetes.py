@@ -240,6 +240,8 @@ def fleet(*instances, slots=()):
         (State.READY, Desired.DRAINED, Mark("m", "draining", False, "Draining")),
         (State.DRAINING, Desired.DORMANT, Mark("m", "draining", False, "Draining")),
         (State.DORMANT, Desired.DORMANT, Mark("", "guardian", False, "Dormant")),
+        (State.SLEEPING, Desired.DORMANT, Mark("", "guardian", False, "Dormant")),
+        (State.STARTING, Desired.DORMANT, Mark("", "preparing", False, "NotAsleepYet")),
         (State.FAILED, Desired.READY, Mark("", "failed", False, "Failed")),
     ],
 )
@@ -251,6 +253,24 @@ def test_a_pod_shows_its_replica_and_only_a_proven_one_opens_the_gate(state, des
 def test_a_slot_whose_agent_is_lost_lets_no_request_in():
     lost = dataclasses.replace(slot("a"), alive=False)
     assert marks(fleet(instance("i", "a", State.READY), slots=(lost,)))["a"] == Mark("", "lost", False, "AgentLost")
+
+
+def test_nothing_is_concluded_of_a_slot_that_nobody_knows_and_its_pod_is_held_to_serve():
+    unheard = dataclasses.replace(slot("a"), clear=False)
+    asleep = instance("i", "b", State.DORMANT)
+    found = fleet(asleep, slots=(unheard, slot("b")))
+    assert slot_pods.unclear(found) == {"a"}
+    assert slot_pods.held(found) == {"a": Held(1, 0), "b": Held(0, 1)}
+
+
+@pytest.mark.parametrize(
+    ("state", "model", "shows"),
+    [("ready", "m", "n/m"), ("waking", "m", "n/m"), ("draining", "m", ""), ("idle", None, "")],
+)
+def test_a_pod_says_of_which_model_it_has_a_replica(state, model, shows):
+    found = pod("a")
+    found["metadata"]["labels"] |= {STATE_LABEL: state} | ({MODEL_LABEL: model} if model else {})
+    assert places({"n/a": found}, {}, {})["a.n"].shows == shows
 
 
 def test_patches_are_made_once_and_only_against_what_was_read():
