@@ -234,8 +234,8 @@ def fleet(*instances, slots=()):
     ("state", "desired", "shown"),
     [
         (State.READY, Desired.READY, Mark("m", "ready", True, "Proven")),
-        (State.WAKING, Desired.READY, Mark("m", "waking", False, "Waking")),
-        (State.DORMANT, Desired.READY, Mark("m", "waking", False, "Waking")),
+        (State.WAKING, Desired.READY, Mark("m", "waking", False, "Waking", 1.0)),
+        (State.DORMANT, Desired.READY, Mark("", "guardian", False, "Dormant")),
         (State.STARTING, Desired.READY, Mark("m", "starting", False, "Starting")),
         (State.READY, Desired.DRAINED, Mark("m", "draining", False, "Draining")),
         (State.DRAINING, Desired.DORMANT, Mark("m", "draining", False, "Draining")),
@@ -264,13 +264,30 @@ def test_nothing_is_concluded_of_a_slot_that_nobody_knows_and_its_pod_is_held_to
 
 
 @pytest.mark.parametrize(
-    ("state", "model", "shows"),
-    [("ready", "m", "n/m"), ("waking", "m", "n/m"), ("draining", "m", ""), ("idle", None, "")],
+    ("state", "desired", "shows"),
+    [
+        (State.READY, Desired.READY, "n/m"),
+        (State.WAKING, Desired.READY, "n/m"),
+        (State.STARTING, Desired.READY, "n/m"),
+        (State.DRAINING, Desired.DRAINED, ""),
+        (State.DORMANT, Desired.DORMANT, ""),
+    ],
 )
-def test_a_pod_says_of_which_model_it_has_a_replica(state, model, shows):
+def test_a_pods_gate_says_of_which_model_it_has_a_replica(state, desired, shows):
     found = pod("a")
-    found["metadata"]["labels"] |= {STATE_LABEL: state} | ({MODEL_LABEL: model} if model else {})
+    (mark,) = marks(fleet(dataclasses.replace(instance("i", "a", state), desired=desired))).values()
+    found["status"]["conditions"] = slot_pods.gate_patch(found, mark, NOW)["status"]["conditions"]
     assert places({"n/a": found}, {}, {})["a.n"].shows == shows
+
+
+def test_a_short_wake_changes_no_label_before_its_gate_is_open():
+    found, waking = pod("a"), Mark("m", "waking", False, "Waking", 100.0)
+    found["metadata"]["labels"][STATE_LABEL] = "guardian"
+    assert [waking.early(found, now) for now in (100.0, 101.9, 102.1)] == [True, True, False]
+    found["metadata"]["labels"] |= {STATE_LABEL: "draining", MODEL_LABEL: "other"}
+    assert not waking.early(found, 100.0), "it must not stay behind another model's Services"
+    found["metadata"]["labels"] |= {STATE_LABEL: "guardian", MODEL_LABEL: None}
+    assert not Mark("m", "ready", True, "Proven").early(found, 100.0)
 
 
 def test_patches_are_made_once_and_only_against_what_was_read():
