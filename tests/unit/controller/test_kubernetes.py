@@ -382,9 +382,25 @@ def test_a_status_counts_what_runs_and_keeps_the_time_of_its_transitions():
     assert first["selector"] == f"{MODEL_LABEL}=m"
     assert {c["type"]: c["status"] for c in first["conditions"]} == {
         "Accepted": "True", "Available": "True", "Progressing": "False", "ConflictingWriters": "False",
+        "GuardiansReady": "True",
     }  # fmt: skip
     found["status"] = {k: v for k, v in first.items() if v is not None}
     assert not statuses.differs(found, statuses.model_status(found, facts, "later"))
+
+
+@pytest.mark.parametrize(
+    ("decision", "state", "stand"),
+    [
+        (None, State.DORMANT, "False"),
+        (Decision(SPEC.key, 1, 1, ""), State.STARTING, "False"),
+        (Decision(SPEC.key, 1, 1, ""), State.DORMANT, "True"),
+        (Decision(SPEC.key, 1, 0, ""), State.STARTING, "True"),
+    ],
+)
+def test_guardians_stand_when_as_many_sleep_as_are_wanted(decision, state, stand):
+    facts = statuses.ModelFacts(SPEC, "", "", decision, (instance("j", "b", state),), (), None, (), None)
+    told = {c["type"]: c["status"] for c in statuses.model_status(deployment(), facts, NOW)["conditions"]}
+    assert told["GuardiansReady"] == stand
 
 
 @pytest.mark.parametrize(
