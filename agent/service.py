@@ -17,6 +17,8 @@ from relight.agent.cache.service import CacheService
 from relight.agent.config import AgentConfig
 from relight.agent.devices.base import DeviceBackend
 from relight.agent.devices.cpu import CpuDevices
+from relight.agent.devices.host import Host
+from relight.agent.devices.kinds import known, open_devices
 from relight.agent.engines import registry
 from relight.agent.fleet import fleet_stream
 from relight.agent.hostcopy.keeper import HostCopies
@@ -24,7 +26,7 @@ from relight.agent.journal import Journal
 from relight.agent.ledger import Claim, Ledger
 from relight.agent.link import SupervisorLink
 from relight.agent.metrics import Metrics
-from relight.agent.rails import Rails, capacities, look
+from relight.agent.rails import Rails, capacities, look, memlock
 from relight.agent.serving import Serving
 from relight.agent.stages.caches import Caches
 from relight.agent.stages.common import Tools
@@ -34,11 +36,12 @@ from relight.agent.transitions import SETTLE, Transitions
 from relight.agent.zygotes.keeper import Zygotes
 from relight.core.auth import Identity, Role, TokenEntry
 from relight.core.clock import Clock
-from relight.core.errors import FieldError, InvalidInput, RelightError
+from relight.core.errors import FieldError, InvalidInput, RelightError, Unavailable
 from relight.core.ids import new_id
 from relight.core.logs import get_logger
 from relight.core.records import Assignment, DeviceReport, SlotReport
 from relight.protos.relight.v1 import fleet_pb2_grpc
+from relight.transfer.topology import Rail, rails, read_accelerators, read_nics
 
 _log = get_logger("agent")
 CONTROLLER = Identity("controller", frozenset({Role.VIEWER, Role.OPERATOR}))
@@ -55,6 +58,7 @@ class _Identity:
     boot_id: str
     address: str
     engines: dict[str, str]
+    facts: dict[str, str]
     sequence: int = 0
 
 
@@ -64,7 +68,7 @@ class Agent:
     def __init__(self, config: AgentConfig, clock: Clock, sleep: Sleep = asyncio.sleep) -> None:
         """Raises InvalidInput for devices, engines or journals that cannot be used."""
         self._config, self._clock, self._sleep = config, clock, sleep
-        self._backend: DeviceBackend = CpuDevices(config.device_list())
+        self._backend = _open_devices(config)
         config.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._journal = Journal(config.state_dir / "agent.journal")
         self._link = SupervisorLink(
@@ -90,7 +94,7 @@ class Agent:
         self._remeasure = asyncio.Event()
         self._transitions: Transitions | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._me = _Identity(new_id("a"), "", "", {})
+        self._me = _Identity(new_id("a"), "", "", {}, {})
 
     async def run(self, ready: Callable[[str], None] = lambda _: None) -> None:
         """Adopts, attaches and serves. `ready` hears the address that the agent's own gRPC has.
@@ -102,7 +106,7 @@ class Agent:
         running = await self._surroundings.take_over(running)
         running = self._copies.take_over(self._zygotes.take_over(running))
         await self._copies.begin()
-        ledger = Ledger(self._backend, self._link.owner)
+        ledger = Ledger(self._backend, self._link.owner, rails=await asyncio.to_thread(_nearest_cards))
         own = self._config
         self._rails = await asyncio.to_thread(self._look_at_rails)
         self._loop = asyncio.get_running_loop()
@@ -120,6 +124,7 @@ class Agent:
         self._me.boot_id = self._backend.boot_id()
         await transitions.adopt(running, self._me.boot_id)
         self._me.engines = await self._versions()
+        self._me.facts = await asyncio.to_thread(self._look_at_facts)
         self._devices = await asyncio.to_thread(ledger.measure, self._claims(transitions))
         self._metrics.measured(self._devices, transitions.reports())
         close_metrics = self._serve_metrics()
@@ -155,7 +160,15 @@ class Agent:
     def _look_at_rails(self) -> Rails:
         # What a card moves is not encrypted: where that is asked for, nobody expects RDMA.
         names = () if self._config.data_tls else self._config.cards()
-        return look(names, max((d.memory_bytes for d in self._config.devices), default=0))
+        return look(names, max((d.total_bytes for d in self._backend.enumerate()), default=0))
+
+    def _look_at_facts(self) -> dict[str, str]:
+        try:
+            found = dict(self._backend.facts())
+        except Unavailable as error:
+            _log.warning("devices.facts", reason=str(error))
+            found = {}
+        return {**{name: value for name, value in found.items() if value}, "memlock": memlock()}
 
     def _open_cache(self) -> CacheService | None:
         settings = self._config.cache_settings()
@@ -249,6 +262,7 @@ class Agent:
             force_tcp=self._config.force_tcp,
             transports=self._rails.transports,
             engines=self._me.engines,
+            facts=self._me.facts,
             devices=self._devices,
             instances=transitions.reports() if transitions else (),
             cache=self._cache.report() if self._cache else None,
@@ -283,6 +297,18 @@ class Agent:
             if _differs(devices, self._devices) or rails != self._rails:
                 self._devices, self._rails = devices, rails
                 self._fleet.changed()
+
+
+def _open_devices(config: AgentConfig) -> DeviceBackend:
+    if not config.engines:
+        return CpuDevices(())
+    return open_devices(config.device_kind(), Host(), config.wanted_devices())
+
+
+def _nearest_cards() -> dict[str, Rail]:
+    """Which card carries the traffic of which accelerator of the host, by the accelerator's PCI address."""
+    vendors = {kind.pci_vendor: kind.name for kind in known().values() if kind.pci_vendor}
+    return rails(read_accelerators(vendors=vendors), read_nics())
 
 
 def _differs(new: tuple[DeviceReport, ...], old: tuple[DeviceReport, ...]) -> bool:

@@ -30,6 +30,11 @@ def _bytes(value: Any) -> Any:
     return value
 
 
+def _id(value: Any) -> Any:
+    """An index may be written as a number."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
 Size = Annotated[int, BeforeValidator(_bytes), Field(gt=0, le=1 << 50)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 
@@ -46,11 +51,30 @@ class DeviceEntry(_Strict):
     memory: Size
 
 
+class AcceleratorsEntry(_Strict):
+    """Accelerators of this machine: which kind, and which of those that are visible."""
+
+    kind: Annotated[str, Field(min_length=1, max_length=63)] = "auto"
+    """nvidia, kunlun, or auto for the only kind that the machine shows."""
+    visible: tuple[Annotated[str, BeforeValidator(_id), Field(min_length=1, max_length=127)], ...] | None = None
+    """Indices, UUIDs, beginnings of UUIDs, MIG ids; without it what CUDA_VISIBLE_DEVICES or XPU_VISIBLE_DEVICES say,
+    else all of them."""
+    count: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """How many there shall be: the agent does not start where it sees more or fewer."""
+
+    def number(self) -> int | None:
+        """How many devices that is; None where the driver alone knows."""
+        return self.count if self.visible is None else len(self.visible)
+
+
 class NodeEntry(_Strict):
     """One node: an agent of its own. Several nodes on one machine stand for several machines."""
 
     name: str
-    devices: Annotated[tuple[DeviceEntry, ...], Field(min_length=1)]
+    devices: tuple[DeviceEntry, ...] = ()
+    """Cores as devices."""
+    accelerators: AcceleratorsEntry | None = None
+    """Devices that a driver knows, instead of `devices`."""
     force_tcp: bool = False
     """Behave as if no other node were on this host: weights come over tcp."""
     rdma: Literal["auto", "off"] | tuple[Annotated[str, Field(min_length=1, max_length=63)], ...] = "auto"
@@ -66,6 +90,8 @@ class NodeEntry(_Strict):
     def _named(self) -> NodeEntry:
         if not is_name(self.name):
             raise ValueError("a node is named by lower-case letters, digits, '-' and '.'")
+        if bool(self.devices) == (self.accelerators is not None):
+            raise ValueError("either devices, which are cores, or accelerators")
         twice = [i for i, n in Counter(d.id for d in self.devices).items() if n > 1]
         if twice:
             raise ValueError(f"device ids of a node must differ; twice: {', '.join(twice)}")
@@ -240,7 +266,10 @@ def _impossible(config: MachineConfig) -> list[Impossible]:
             )
         each = model.members * model.devices_per_member
         awake, asleep = awake + model.replicas * each, asleep + model.guardians.replicas * each
-    there = sum(len(node.devices) for node in config.nodes)
+    numbers = [node.accelerators.number() if node.accelerators else len(node.devices) for node in config.nodes]
+    if None in numbers:
+        return found
+    there = sum(number or 0 for number in numbers)
     # Guardians may share what no replica has, as many to a device as all models allow.
     shared = min((model.guardians.max_per_device for model in config.models), default=1)
     if awake > there or asleep > (there - awake) * shared:

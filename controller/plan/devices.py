@@ -48,11 +48,14 @@ class FreeDevices:
             for place in places_of(instance):
                 self._tenants.setdefault(place, {})[found.instance] = found
         known = {i.instance for i in snapshot.instances}
+        claimed = _claims(self._slots.values())
         self._usable: dict[str, list[DeviceReport]] = {
             name: [
                 device
                 for device in sorted(slot.devices, key=lambda d: d.id)
-                if device.healthy and all(holder.instance in known for holder in device.holders)
+                if device.healthy
+                and all(holder.instance in known for holder in device.holders)
+                and claimed[slot.boot_id, device.id] <= 1
             ]
             for name, slot in sorted(self._slots.items())
         }
@@ -151,6 +154,12 @@ class FreeDevices:
         """The host of a slot: slots of one boot are on one."""
         view = self._slots.get(slot)
         return (view.boot_id if view else "") or slot
+
+
+def _claims(slots: Iterable[SlotView]) -> Counter[Place]:
+    """How many slots of one host, by its boot, have each device. Two of one were given the same, and neither gets more:
+    whose it is nobody here can say. Cores have names that slots choose."""
+    return Counter((slot.boot_id, d.id) for slot in slots for d in slot.devices if d.kind != "cpu")
 
 
 def _limit(spec: ModelSpec) -> int:

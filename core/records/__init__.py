@@ -119,6 +119,9 @@ from relight.core.records.reported import (
     MemoryReading as MemoryReading,
 )
 from relight.core.records.reported import (
+    PcieLink as PcieLink,
+)
+from relight.core.records.reported import (
     Phase as Phase,
 )
 from relight.core.records.reported import (
