@@ -106,7 +106,7 @@ class AgentConfig(Attached):
     source_rate: Annotated[int, Field(ge=1)] | None = None
     """Bytes per second that receivers together may read from one engine; without it, all that goes."""
     devices: tuple[CpuDevice, ...] = ()
-    """Cores as devices. None, and no accelerators, on a node that runs no engine, and keeps copies of weights and a part
+    """Cores as devices. Neither these nor accelerators on a node without engines: it keeps copies of weights and a part
     of the compile cache for others."""
     accelerators: Accelerators | None = None
     """Devices that a driver knows, instead of `devices`."""

@@ -46,6 +46,8 @@ class SlotView:
     """The models that its pool allows, by key; empty for all that name the pool."""
     closing: str = ""
     """Why nothing new goes there and what is there moves elsewhere; empty while it stays."""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """As its agent reports them (SlotReport)."""
 
 
 @dataclass(frozen=True, slots=True)
