@@ -6,6 +6,7 @@ The lists in flags/ are written by scripts/engine_flags.py out of the engine's o
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
@@ -37,9 +38,10 @@ class Arguments:
         value = (self._values.get(name) or "").strip().lower()
         factor = {"k": 1000, "m": 1_000_000}.get(value[-1:], 1)
         try:
-            return float(value[:-1] if factor > 1 else value) * factor
+            found = float(value[:-1] if factor > 1 else value) * factor
         except ValueError:
             return None
+        return found if math.isfinite(found) else None
 
     def on(self, name: str) -> bool | None:
         """Whether `--name` is switched on or, as `--no-name`, off; None where neither is said."""
@@ -54,7 +56,7 @@ class Arguments:
         found: dict[str, Any] = {}
         try:
             told = json.loads(self._values.get(name) or "{}")
-        except ValueError:
+        except (ValueError, RecursionError):
             told = {}
         if isinstance(told, dict):
             found |= told
@@ -88,10 +90,14 @@ def _is_flag(word: str) -> bool:
 
 
 @cache
+def _lists() -> Mapping[str, frozenset[str]]:
+    folder = files(__package__) / "flags"
+    return {f.name.removesuffix(".txt"): frozenset(f.read_text().split()) for f in folder.iterdir()}
+
+
 def known_flags(engine: str, version: str) -> frozenset[str]:
     """All flags of a version; empty where it is not known here. What follows a `+` is how it was built."""
-    file = files(__package__) / "flags" / f"{engine}-{version.partition('+')[0]}.txt"
-    return frozenset(file.read_text().split()) if file.is_file() else frozenset()
+    return _lists().get(f"{engine}-{version.partition('+')[0]}", frozenset())
 
 
 def unknown_flags(arguments: Arguments, engine: str, version: str) -> tuple[str, ...]:

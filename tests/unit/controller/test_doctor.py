@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from relight.controller.doctor import model_rules, slot_rules
 from relight.controller.doctor.arguments import Arguments, known_flags, unknown_flags
@@ -221,6 +223,20 @@ def test_arguments_are_read_as_engines_read_them() -> None:
     nested = Arguments(["-cc.cudagraph_mode", "NONE", "--compilation-config", '{"level": 3}'])
     assert nested.config("--compilation-config") == {"level": 3, "cudagraph_mode": "NONE"}
     assert Arguments(["--compilation-config", "{broken"]).config("--compilation-config") == {}
+
+
+@given(
+    st.lists(st.sampled_from([*known_flags("vllm", "0.32.0")]) | st.text(max_size=20), max_size=8), st.text(max_size=9)
+)
+def test_whatever_somebody_writes_is_judged_without_an_error(args: list[str], engine: str) -> None:
+    for name in ("vllm", engine):
+        judge_model(ModelCase("n/m", name, uri=engine, args=tuple(args), version=engine, beside=1, device_bytes=1))
+
+
+def test_odd_values_are_no_numbers_and_no_configuration() -> None:
+    assert Arguments(["--a", "inf", "--b", "nan", "--c", "1e999k"]).number("--a") is None
+    assert Arguments(["--c", "1e999k"]).number("--c") is None
+    assert Arguments(["--compilation-config", "[" * 4096]).config("--compilation-config") == {}
 
 
 def test_flags_are_judged_by_lists_of_versions_and_never_without_one() -> None:
