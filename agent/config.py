@@ -12,7 +12,9 @@ from relight.agent.cache.service import CacheSettings
 from relight.agent.devices.base import Device, Wanted
 from relight.agent.devices.kinds import AUTO
 from relight.agent.hostcopy.keeper import TierSettings
+from relight.core.errors import InvalidInput
 from relight.core.ids import is_name
+from relight.core.locks import known
 from relight.core.tls import TlsFiles
 from relight.protos import settings
 from relight.protos.settings import Attached, Port, Strict
@@ -112,6 +114,8 @@ class AgentConfig(Attached):
     """Devices that a driver knows, instead of `devices`."""
     engines: Annotated[dict[str, dict[str, Any]], Field(default_factory=dict)]
     """Engine name -> the driver's settings."""
+    ignore_locks: tuple[str, ...] = ()
+    """Version locks (core/locks.toml) that do not count here, by name; each is logged."""
     compile_cache: CompileCacheConfig = CompileCacheConfig()
     host_tier: HostTierConfig = HostTierConfig()
     serving_port: Port | None = None
@@ -128,6 +132,15 @@ class AgentConfig(Attached):
     def _named(cls, value: str) -> str:
         if not is_name(value):
             raise ValueError("a slot is named by lower-case letters, digits, '-' and '.', at most 63")
+        return value
+
+    @field_validator("ignore_locks")
+    @classmethod
+    def _locks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        try:
+            known(value)
+        except InvalidInput as error:
+            raise ValueError(str(error)) from error
         return value
 
     @field_validator("state_dir", "supervisor_socket")

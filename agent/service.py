@@ -33,6 +33,7 @@ from relight.agent.stages.common import Tools
 from relight.agent.supervisor.client import Exit
 from relight.agent.surroundings import Surroundings
 from relight.agent.transitions import SETTLE, Transitions
+from relight.agent.versions import check
 from relight.agent.zygotes.keeper import Zygotes
 from relight.core.auth import Identity, Role, TokenEntry
 from relight.core.clock import Clock
@@ -123,8 +124,7 @@ class Agent:
         self._transitions = transitions
         self._me.boot_id = self._backend.boot_id()
         await transitions.adopt(running, self._me.boot_id)
-        self._me.engines = await self._versions()
-        self._me.facts = await asyncio.to_thread(self._look_at_facts)
+        await self._check_versions()
         self._devices = await asyncio.to_thread(ledger.measure, self._claims(transitions))
         self._metrics.measured(self._devices, transitions.reports())
         close_metrics = self._serve_metrics()
@@ -201,6 +201,23 @@ class Agent:
         address, close = self._metrics.serve(self._config.bind_host, self._config.metrics_port)
         _log.info("metrics.begun", address=address)
         return close
+
+    async def _check_versions(self) -> None:
+        engines, facts = await self._versions(), await asyncio.to_thread(self._look_at_facts)
+        packages = {name: await self._packages(name) for name in engines}
+        found = check(self._backend.kind, engines, packages, facts, self._config.ignore_locks)
+        self._me.engines, self._me.facts = dict(found.engines), dict(found.facts)
+
+    async def _packages(self, engine: str) -> dict[str, str]:
+        """Versions beside an engine; none on the CPU, where no lock looks at them and asking takes a second."""
+        python = self._config.engines[engine].get("python")
+        if self._backend.kind == "cpu" or not isinstance(python, str):
+            return {}
+        try:
+            return dict((await self._surroundings.ask(python, {"environment": True}))["versions"])
+        except RelightError as error:
+            _log.warning("engine.packages", engine=engine, reason=str(error))
+            return {}
 
     async def _versions(self) -> dict[str, str]:
         found = {name: await driver.version() for name, driver in self._drivers.items()}

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from relight.controller.config import Endpoint, ModelConfig
 from relight.core.errors import FieldError, InvalidInput
 from relight.core.ids import is_name
+from relight.core.locks import known
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB)?")
 _UNITS = {None: 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
@@ -83,8 +84,19 @@ class NodeEntry(_Strict):
     """Bytes per second that receivers together may read from one engine of this node; without it, all that goes."""
     host_memory: Size | None = None
     """Memory that copies of weights may take on this node, beside its devices' (docs/host-tier.md); none without it."""
+    ignore_locks: tuple[str, ...] = ()
+    """Version locks that do not count on this node, by name (docs/hardware.md)."""
     metrics_port: Port | None = None
     """Where this node's agent serves metrics of its devices, on loopback (docs/metrics.md); nowhere without it."""
+
+    @field_validator("ignore_locks")
+    @classmethod
+    def _locks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        try:
+            known(value)
+        except InvalidInput as error:
+            raise ValueError(str(error)) from error
+        return value
 
     @model_validator(mode="after")
     def _named(self) -> NodeEntry:

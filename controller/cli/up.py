@@ -157,6 +157,7 @@ def _agent(
             "archive": config.compile_cache.archive,
             "trusted_keys": list(config.compile_cache.trusted_keys),
         },
+        "ignore_locks": list(node.ignore_locks),
         "host_tier": {"budget_bytes": node.host_memory or 0},
         "metrics_port": node.metrics_port,
         "devices": [{"id": d.id, "cores": list(d.cores), "memory_bytes": d.memory} for d in node.devices],

@@ -44,6 +44,8 @@ class ModelCase:
     """The address that its engine's HTTP listens on; empty for all of them; None: not known."""
     image: str = ""
     pull_policy: str = ""
+    locked: str = ""
+    """Why the slots that have its engine do not offer it: versions that do not match."""
     ring: bool | None = None
     """Whether starts use the compile-cache ring."""
     start: Timeline | None = None

@@ -31,6 +31,9 @@ def model_case(spec: ModelSpec, snapshot: Snapshot, starts: Sequence[Timeline]) 
         (s for s in slots if any(m.slot == s.slot for i in own for m in i.members)), slots[0] if slots else None
     )
     devices = slot.devices if slot else ()
+    locked = [
+        s.facts[f"refused/{spec.engine}"] for s in snapshot.slots if s.alive and f"refused/{spec.engine}" in s.facts
+    ]
     newest = max((t for t in starts if t.model == spec.key and t.ok), key=lambda t: t.ended_at, default=None)
     return ModelCase(
         name=spec.key,
@@ -46,6 +49,7 @@ def model_case(spec: ModelSpec, snapshot: Snapshot, starts: Sequence[Timeline]) 
         residual_bytes=_residual(own),
         device_bytes=min((d.total_bytes for d in devices), default=None),
         listens=_listens(own),
+        locked="" if slots or not locked else locked[0],
         ring=any(s.cache is not None for s in slots) if slots and spec.mode is not Mode.COLD else None,
         start=newest if newest is not None and newest.mode is not Mode.GUARDIAN else None,
     )

@@ -257,3 +257,7 @@ def rdma_forbidden(case: ModelCase) -> str:
         return f"NCCL_IB_DISABLE={value}"
     used = case.env.get("BKCL_USE_RDMA")
     return f"BKCL_USE_RDMA={used}" if used is not None and used in ("0", "") else ""
+
+
+def no_slot_of_its_versions(case: ModelCase) -> str:
+    return case.locked

@@ -49,3 +49,15 @@ def cache_nearly_full(case: SlotCase) -> str:
     if cache is None or not cache.quota or cache.bytes < 0.95 * cache.quota:
         return ""
     return f"{cache.bytes >> 20} of {cache.quota >> 20} MiB of bundles"
+
+
+def versions_do_not_match(case: SlotCase) -> str:
+    return "; ".join(
+        f"{name.partition('/')[2]}: {told}"
+        for name, told in sorted(case.slot.facts.items())
+        if name.startswith(("refused/", "mismatch/"))
+    )
+
+
+def version_locks_ignored(case: SlotCase) -> str:
+    return case.slot.facts.get("ignored_locks", "")

@@ -88,7 +88,8 @@ class FreeDevices:
                 elif apart and self._host(name) in hosts:
                     refused["on a host that has another instance of it (spread)"] += 1
                 elif spec.engine not in self._slots[name].engines:
-                    refused[f"without engine {spec.engine}"] += 1
+                    locked = self._slots[name].facts.get(f"refused/{spec.engine}")
+                    refused[f"without matching versions ({locked})" if locked else f"without engine {spec.engine}"] += 1
                 elif len(devices) < each:
                     refused[crowded or "without enough free devices"] += 1
                 elif 0 < sum(d.total_bytes for d in devices[:each]) < spec.memory_bytes:

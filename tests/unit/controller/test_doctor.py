@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from relight.controller.doctor import model_rules, slot_rules
 from relight.controller.doctor.arguments import Arguments, known_flags, unknown_flags
 from relight.controller.doctor.case import ModelCase, Severity, SlotCase
+from relight.controller.doctor.fleet import judge_fleet
 from relight.controller.doctor.judge import judge_model, judge_slot, rank, rules, worst_first
 from relight.controller.flight.timeline import GATEWAY, Timeline
-from relight.core.records import CacheReport, DeviceReport, Mode, PcieLink, Phase, StartCache
-from support.planning import slot
+from relight.controller.plan.devices import FreeDevices
+from relight.core.records import CacheReport, DeviceReport, Mode, PcieLink, Phase, Snapshot, StartCache
+from support.planning import SPEC, slot
 
 GIB = 1 << 30
 PUBLIC: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("public_configurations.toml").read_text())
@@ -86,6 +88,7 @@ MODELS: dict[str, tuple[ModelCase, ModelCase]] = {
         _case(env={"CUDA_VISIBLE_DEVICES": "0", "XPU_VISIBLE_DEVICES": "1"}),
         _case(env={"CUDA_VISIBLE_DEVICES": "0", "XPU_VISIBLE_DEVICES": "0"}),
     ),
+    "no_slot_of_its_versions": (_case(locked="driver is 550"), _case()),
     "rdma_forbidden": (_case(env={"NCCL_IB_DISABLE": "1"}), _case(env={"NCCL_IB_DISABLE": "0"})),
 }  # fmt: skip
 
@@ -115,6 +118,8 @@ SLOTS: dict[str, tuple[SlotCase, SlotCase]] = {
     ),
     "device_of_two_slots": (_slot(DEVICE, shared={"GPU-1": ("b",)}), _slot(DEVICE)),
     "device_held_by_others": (_slot(dataclasses.replace(DEVICE, healthy=False, reason="7 holds it")), _slot(DEVICE)),
+    "versions_do_not_match": (_slot(facts={"refused/vllm": "driver is 550"}), _slot(facts={"driver": "580"})),
+    "version_locks_ignored": (_slot(facts={"ignored_locks": "vllm-on-cpu"}), _slot()),
     "cache_nearly_full": (_slot(cache=CACHE), _slot(cache=dataclasses.replace(CACHE, bytes=10))),
 }
 
@@ -184,6 +189,21 @@ def test_a_start_that_compiled_again_names_what_differed() -> None:
     start = _start(Phase("process", 0.0, 1.0), cache=COMPILED)
     (found,) = judge_model(_case(uri="/m", start=start))
     assert "environment.VLLM_PLUGINS" in found.evidence
+
+
+def test_a_model_whose_slots_have_versions_that_do_not_match_is_told_so_and_placed_nowhere() -> None:
+    locked = dataclasses.replace(slot("a", devices=(DEVICE,)), engines={}, facts={"refused/stub": "driver is 550"})
+    snapshot = Snapshot(0.0, 1, 1, (), (locked,), ())
+    assert [f.rule for f in judge_fleet(snapshot, [], [SPEC])] == ["no_slot_of_its_versions", "versions_do_not_match"]
+    chosen, why = FreeDevices(snapshot).find(SPEC, ())
+    assert not chosen
+    assert "without matching versions (driver is 550)" in why
+
+
+def test_two_slots_of_a_host_that_have_one_device_are_told_of_each_other() -> None:
+    pair = tuple(slot(name, devices=(DEVICE,)) for name in ("a", "b"))
+    found = judge_fleet(Snapshot(0.0, 1, 1, (), pair, ()), [], [])
+    assert [(f.about, f.evidence) for f in found] == [("a", "GPU-1: also of b"), ("b", "GPU-1: also of a")]
 
 
 def test_dangers_come_first() -> None:
