@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import platform
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ import grpc.aio
 
 from relight.agent.asked import AgentServicer
 from relight.agent.cache.service import CacheService
+from relight.agent.capabilities import Capabilities
 from relight.agent.config import AgentConfig
 from relight.agent.devices.base import DeviceBackend
 from relight.agent.devices.cpu import CpuDevices
@@ -25,6 +26,7 @@ from relight.agent.hostcopy.keeper import HostCopies
 from relight.agent.journal import Journal
 from relight.agent.ledger import Claim, Ledger
 from relight.agent.link import SupervisorLink
+from relight.agent.member import Member
 from relight.agent.metrics import Metrics
 from relight.agent.rails import Rails, capacities, look, memlock
 from relight.agent.serving import Serving
@@ -88,6 +90,7 @@ class Agent:
         self._metrics = Metrics(
             self._backend.readings, lambda: capacities(self._rails), lambda: self._fleet.attached
         )  # fmt: skip
+        self._capabilities = Capabilities(config.state_dir / "capabilities.json")
         self._callers = config.known_tokens()
         self._cache: CacheService | None = None
         self._devices: tuple[DeviceReport, ...] = ()
@@ -119,7 +122,7 @@ class Agent:
         )  # fmt: skip
         parents = {d.id: d.parent for d in self._backend.enumerate()}
         transitions = Transitions(
-            tools, self._journal, self._config.state_dir, parents, self._changed, self._metrics.transitioned
+            tools, self._journal, self._config.state_dir, parents, self._changed, self._over
         )  # fmt: skip
         self._transitions = transitions
         self._me.boot_id = self._backend.boot_id()
@@ -170,6 +173,13 @@ class Agent:
             found = {}
         return {**{name: value for name, value in found.items() if value}, "memlock": memlock()}
 
+    def _look_at_links(self) -> Mapping[tuple[str, str], str]:
+        try:
+            return self._backend.links()
+        except Unavailable as error:
+            _log.warning("devices.links", reason=str(error))
+            return {}
+
     def _open_cache(self) -> CacheService | None:
         settings = self._config.cache_settings()
         if settings is None:
@@ -207,6 +217,10 @@ class Agent:
         packages = {name: await self._packages(name) for name in engines}
         found = check(self._backend.kind, engines, packages, facts, self._config.ignore_locks)
         self._me.engines, self._me.facts = dict(found.engines), dict(found.facts)
+        products = sorted({d.model_name for d in self._backend.enumerate()})
+        links = await asyncio.to_thread(self._look_at_links)
+        seen = {**found.facts, **engines}
+        self._capabilities.begin(self._backend.kind, ", ".join(products), links, engines, seen)
 
     async def _packages(self, engine: str) -> dict[str, str]:
         """Versions beside an engine; none on the CPU, where no lock looks at them and asking takes a second."""
@@ -259,6 +273,12 @@ class Agent:
         if not kept and self._transitions is not None:
             self._transitions.on_exit(exit_)
 
+    def _over(self, member: Member, kind: str, outcome: str, seconds: float) -> None:
+        self._metrics.transitioned(kind, outcome, seconds)
+        engine = member.assignment.spec.engine
+        if self._capabilities.over(kind, outcome, engine, member.report(), self._clock.now()):
+            self._fleet.changed(False)
+
     def _changed(self, urgent: bool) -> None:
         self._fleet.changed(urgent)
         self._remeasure.set()
@@ -280,6 +300,7 @@ class Agent:
             transports=self._rails.transports,
             engines=self._me.engines,
             facts=self._me.facts,
+            capabilities=self._capabilities.report(),
             devices=self._devices,
             instances=transitions.reports() if transitions else (),
             cache=self._cache.report() if self._cache else None,
@@ -311,7 +332,11 @@ class Agent:
             rails = await asyncio.to_thread(self._look_at_rails)
             if self._cache is not None:
                 self._cache.look()
-            if _differs(devices, self._devices) or rails != self._rails:
+            learned = [
+                self._capabilities.cached(member.assignment.spec.engine, member.start, self._clock.now())
+                for member in transitions.members.values()
+            ]
+            if _differs(devices, self._devices) or rails != self._rails or any(learned):
                 self._devices, self._rails = devices, rails
                 self._fleet.changed()
 

@@ -22,3 +22,21 @@ def doctor(
         render.emit(found, output)
     else:
         told.findings(found)
+
+
+def capabilities(
+    state: State = None,
+    server: Server = None,
+    slot: Annotated[str | None, typer.Option(help="Only of this slot.")] = None,
+    output: Shown = Output.TABLE,
+) -> None:
+    """What engines can do on each slot's devices and versions, and what that rests on."""
+    found = [c for c in connected(server, state).items("/api/v1/capabilities") if slot in (None, c["slot"])]
+    if output is Output.TABLE:
+        for each in found:
+            each["devices"], each["since"] = each["ranks"] or "any", render.when(each["at"])
+    columns = [
+        ("SLOT", "slot"), ("ENGINE", "engine"), ("CAPABILITY", "name"), ("DEVICES", "devices"), ("VERDICT", "verdict"),
+        ("SEEN", "since"), ("REASON", "reason"),
+    ]  # fmt: skip
+    render.emit(found, output, columns)

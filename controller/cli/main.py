@@ -34,6 +34,7 @@ app.add_typer(cache.app, name="cache")
 app.command(epilog="Example: relight definitions --apply")(cluster.definitions)
 app.command(epilog="Example: relight purge --yes")(cluster.purge)
 app.command(epilog="Example: relight doctor --model default/smollm2")(advice.doctor)
+app.command(epilog="Example: relight capabilities --output json")(advice.capabilities)
 
 
 Namespaced = Annotated[str, typer.Option("--namespace", "-n", help="Namespace of the model.")]

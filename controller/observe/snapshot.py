@@ -112,6 +112,7 @@ class Observer:
             view = SlotView(
                 name, alive, report.boot_id, report.force_tcp, report.engines, report.devices, report.transports,
                 report.cache, remembered(report.cache, before), report.host_tier, facts=report.facts,
+                capabilities=report.capabilities,
             )  # fmt: skip
         return replace(view, pool=place.pool, allowed=place.allowed, closing=place.closing)
 

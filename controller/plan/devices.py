@@ -6,7 +6,7 @@ Zero I/O: core only. Taking some makes them unavailable for the rest of a plan.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from relight.controller.plan.fleet import closed_to
@@ -61,14 +61,19 @@ class FreeDevices:
         }
 
     def find(
-        self, spec: ModelSpec, crowd: Iterable[str], around: Iterable[str] = (), but_for: Collection[str] = ()
+        self,
+        spec: ModelSpec,
+        crowd: Iterable[str],
+        around: Iterable[str] = (),
+        but_for: Collection[str] = (),
+        unable: Mapping[str, str] | None = None,
     ) -> tuple[Chosen, str]:
         """A slot and its devices for every member of one instance of `spec`, or nothing and the reason.
 
         Every member has a slot of its own: an agent knows an instance by its id alone.
         `crowd` names the slots of the model's other instances, once each: emptier slots are preferred. `around` names
         those from whose hosts this one shall keep away, where the model asks for that. The instances of `but_for` count
-        as asleep.
+        as asleep. Slots that are `unable` are left out for the reason given.
         """
         hosts = Counter(self._host(slot) for slot in around if spec.guardians.spread is not Spread.NONE)
         apart = spec.guardians.spread is Spread.REQUIRED
@@ -83,7 +88,7 @@ class FreeDevices:
                 devices, crowded = self._room(name, spec, but_for)
                 if name in used:
                     refused["with another member"] += 1
-                elif why := closed_to(spec, self._slots[name]):
+                elif why := closed_to(spec, self._slots[name]) or (unable or {}).get(name, ""):
                     refused[why] += 1
                 elif apart and self._host(name) in hosts:
                     refused["on a host that has another instance of it (spread)"] += 1

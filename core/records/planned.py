@@ -7,7 +7,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from relight.core.records.assigned import Rung
-from relight.core.records.reported import CacheReport, DeviceReport, Failure, HostReport, InstanceReport, Phase
+from relight.core.records.reported import (
+    CacheReport,
+    Capability,
+    DeviceReport,
+    Failure,
+    HostReport,
+    InstanceReport,
+    Phase,
+)
 from relight.core.records.wanted import Desired, Mode, ModelSpec, RungKind
 from relight.core.states import State
 
@@ -47,6 +55,8 @@ class SlotView:
     closing: str = ""
     """Why nothing new goes there and what is there moves elsewhere; empty while it stays."""
     facts: Mapping[str, str] = field(default_factory=dict)
+    """As its agent reports them (SlotReport)."""
+    capabilities: tuple[Capability, ...] = ()
     """As its agent reports them (SlotReport)."""
 
 

@@ -241,6 +241,29 @@ class CacheReport:
     grant_key: str = field(default="", repr=False)
 
 
+class Verdict(StrEnum):
+    """What is known of a capability. Unknown means the slower way that is safe."""
+
+    YES = "yes"
+    NO = "no"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Capability:
+    """What engines of one kind can do on a slot's devices with its versions, as seen there or as read of them."""
+
+    engine: str
+    name: str
+    verdict: Verdict
+    reason: str
+    """The measurement or failure that it rests on, or what was read."""
+    ranks: int = 0
+    """Devices of one member that it was seen with; 0 for any number."""
+    at: float = 0.0
+    """When it was seen (wall); 0 for what was read."""
+
+
 class HostState(StrEnum):
     """A copy of the host tier is read from a source, then it is one; or neither, with a reason."""
 
@@ -317,6 +340,7 @@ class SlotReport:
     """Engine name -> version that this slot can start."""
     facts: Mapping[str, str] = field(default_factory=dict)
     """What version locks and the doctor look at: driver, firmware, runtime of the devices, limits of the host."""
+    capabilities: tuple[Capability, ...] = ()
     devices: tuple[DeviceReport, ...] = ()
     instances: tuple[InstanceReport, ...] = ()
     cache: CacheReport | None = None

@@ -1851,6 +1851,7 @@ class SlotReport(_message.Message):
     CACHE_FIELD_NUMBER: _builtins.int
     HOST_TIER_FIELD_NUMBER: _builtins.int
     FACTS_FIELD_NUMBER: _builtins.int
+    CAPABILITIES_FIELD_NUMBER: _builtins.int
     slot: _builtins.str
     epoch: _builtins.int
     revision: _builtins.int
@@ -1874,6 +1875,8 @@ class SlotReport(_message.Message):
     def host_tier(self) -> Global___HostReport: ...
     @_builtins.property
     def facts(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    @_builtins.property
+    def capabilities(self) -> _containers.RepeatedCompositeFieldContainer[Global___Capability]: ...
     def __init__(
         self,
         *,
@@ -1893,10 +1896,11 @@ class SlotReport(_message.Message):
         cache: Global___CacheReport | None = ...,
         host_tier: Global___HostReport | None = ...,
         facts: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        capabilities: _abc.Iterable[Global___Capability] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cache", b"_cache", "_host_tier", b"_host_tier", "cache", b"cache", "host_tier", b"host_tier"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache", b"_cache", "_host_tier", b"_host_tier", "agent", b"agent", "agent_address", b"agent_address", "boot_id", b"boot_id", "cache", b"cache", "devices", b"devices", "engines", b"engines", "epoch", b"epoch", "facts", b"facts", "force_tcp", b"force_tcp", "host", b"host", "host_tier", b"host_tier", "instances", b"instances", "revision", b"revision", "sequence", b"sequence", "slot", b"slot", "transports", b"transports"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache", b"_cache", "_host_tier", b"_host_tier", "agent", b"agent", "agent_address", b"agent_address", "boot_id", b"boot_id", "cache", b"cache", "capabilities", b"capabilities", "devices", b"devices", "engines", b"engines", "epoch", b"epoch", "facts", b"facts", "force_tcp", b"force_tcp", "host", b"host", "host_tier", b"host_tier", "instances", b"instances", "revision", b"revision", "sequence", b"sequence", "slot", b"slot", "transports", b"transports"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cache: _TypeAlias = _typing.Literal["cache"]  # noqa: Y015
     _WhichOneofArgType__cache: _TypeAlias = _typing.Literal["_cache", b"_cache"]  # noqa: Y015
@@ -1908,6 +1912,40 @@ class SlotReport(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__host_tier) -> _WhichOneofReturnType__host_tier | None: ...
 
 Global___SlotReport: _TypeAlias = SlotReport  # noqa: Y015
+
+@_typing.final
+class Capability(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENGINE_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    VERDICT_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    AT_FIELD_NUMBER: _builtins.int
+    engine: _builtins.str
+    name: _builtins.str
+    verdict: _builtins.str
+    reason: _builtins.str
+    ranks: _builtins.int
+    at: _builtins.float
+    def __init__(
+        self,
+        *,
+        engine: _builtins.str = ...,
+        name: _builtins.str = ...,
+        verdict: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        ranks: _builtins.int = ...,
+        at: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "engine", b"engine", "name", b"name", "ranks", b"ranks", "reason", b"reason", "verdict", b"verdict"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Capability: _TypeAlias = Capability  # noqa: Y015
 
 @_typing.final
 class HostReport(_message.Message):

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from relight.core.records import PcieLink
+from relight.core.records import Capability, PcieLink, Verdict
 from support.controlplane import FakeAgent, Running, model, relight
 
 BAD = {"engine": "vllm", "args": ["--enforce-eager", "--api-key", "sk-1", "--block-size", "256"]}
@@ -73,3 +73,29 @@ async def test_the_command_prints_lines_for_people_and_json_for_scripts(running)
     assert [f["rule"] for f in json.loads(out)] == ["secret_on_command_line", "eager_mode", "big_blocks"]
     status, out, _ = await relight(running, "doctor", "--model", "default/good")
     assert (status, out.strip()) == (0, "nothing to say")
+
+
+async def test_capabilities_are_told_with_what_they_rest_on(tmp_path):
+    running = await Running.start(tmp_path, models=[model()])
+    agent = FakeAgent("a", running.rpc)
+    agent.capabilities = (
+        Capability("stub", "guardian", Verdict.NO, "9 GiB left behind", 8, 1000.0),
+        Capability("stub", "lazy", Verdict.UNKNOWN, "nothing was seen of it yet"),
+    )
+    agent.attach()
+    try:
+        while not (await running.client.get("/api/v1/slots")).json()["items"]:
+            await running.controller.catalog.reached(running.controller.catalog.revision + 1)
+        status, out, err = await relight(running, "capabilities")
+        assert status == 0, err
+        lines = [line.split() for line in out.splitlines()]
+        assert ["a", "stub", "guardian", "8", "no", "1970-01-01", "00:16:40", "9", "GiB", "left", "behind"] in lines
+        assert [line[:6] for line in lines if "lazy" in line] == [["a", "stub", "lazy", "any", "unknown", "-"]]
+        status, out, _ = await relight(running, "capabilities", "--slot", "b", "--output", "json")
+        assert (status, json.loads(out)) == (0, [])
+        page = (await running.client.get("/api/v1/capabilities", params={"limit": 1})).json()
+        assert [c["name"] for c in page["items"]] == ["guardian"]
+        assert page["continue"]
+    finally:
+        await agent.detach()
+        await running.stop()
