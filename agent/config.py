@@ -185,6 +185,11 @@ class AgentConfig(Attached):
         """Where the supervisor listens."""
         return self.supervisor_socket or self.state_dir / "s" / "supervisor.sock"
 
+    @property
+    def reader_socket(self) -> Path:
+        """Where devices of the engine's container are asked for (agent/devices/reader.py)."""
+        return self.socket.parent / "devices.sock"
+
     def cards(self) -> tuple[str, ...] | None:
         """Names of RDMA cards; None for all that there are."""
         if isinstance(self.rdma, tuple):

@@ -18,6 +18,7 @@ from relight.agent.capabilities import Capabilities
 from relight.agent.config import AgentConfig
 from relight.agent.devices.base import DeviceBackend
 from relight.agent.devices.cpu import CpuDevices
+from relight.agent.devices.elsewhere import DevicesElsewhere
 from relight.agent.devices.host import Host
 from relight.agent.devices.kinds import known, open_devices
 from relight.agent.engines import registry
@@ -71,7 +72,7 @@ class Agent:
     def __init__(self, config: AgentConfig, clock: Clock, sleep: Sleep = asyncio.sleep) -> None:
         """Raises InvalidInput for devices, engines or journals that cannot be used."""
         self._config, self._clock, self._sleep = config, clock, sleep
-        self._backend = _open_devices(config)
+        self._backend = _open_devices(config, clock)
         config.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._journal = Journal(config.state_dir / "agent.journal")
         self._link = SupervisorLink(
@@ -341,9 +342,11 @@ class Agent:
                 self._fleet.changed()
 
 
-def _open_devices(config: AgentConfig) -> DeviceBackend:
+def _open_devices(config: AgentConfig, clock: Clock) -> DeviceBackend:
     if not config.engines:
         return CpuDevices(())
+    if config.supervisor_beside and config.accelerators is not None:
+        return DevicesElsewhere(config.reader_socket, config.device_kind(), config.wanted_devices(), clock)
     return open_devices(config.device_kind(), Host(), config.wanted_devices())
 
 
