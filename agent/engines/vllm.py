@@ -55,6 +55,7 @@ class VllmDriver:
     """Starts `vllm serve` of one engine environment."""
 
     name = "vllm"
+    no_zygote = ""
 
     def __init__(
         self, devices: tuple[Device, ...], surroundings: Surroundings, python: str, zygote: bool = True
