@@ -1,8 +1,8 @@
 """SGLang: its command line and environment. The handle on a running server is in sglang_handle.py.
 
 Modes: `guardian` is a sleep by its memory saver, `normal` and `lazy` are starts with what others have compiled (it
-captures no graph late), `cold` is one without. No zygote: its server forces `spawn`, so a fork would save the launcher's
-imports alone.
+captures no graph late), `cold` is one without. No zygote: its server forces `spawn`, so a fork would save nothing but
+its launcher's imports.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class SglangDriver:
 
     async def command(self, context: MemberContext) -> EngineCommand:
         spec, assignment = context.assignment.spec, context.assignment
-        devices = [self._devices[d] for d in assignment.devices if d in self._devices]
+        devices = self._own(context)
         sleeps = not any(device.kind in NO_SLEEP for device in devices)
         _check(spec, sleeps)
         files = (await self._surroundings.ask(self._python, {"model": spec.uri}))["model"]
@@ -123,8 +123,11 @@ class SglangDriver:
         said = (*spec.args, *_divided(spec))
         return EngineStart(
             self.name, spec.uri, said, command.env, seen["versions"], seen["sources"], seen["code"],
-            seen["device"], command.model_files, ranks,
+            visible.compiled_for(self._own(context), seen["device"]), command.model_files, ranks,
         )  # fmt: skip
+
+    def _own(self, context: MemberContext) -> list[Device]:
+        return [self._devices[d] for d in context.assignment.devices if d in self._devices]
 
     def _environment(self, context: MemberContext, devices: list[Device]) -> dict[str, str]:
         home = context.directory / "home"

@@ -1,4 +1,4 @@
-"""Which variables tell an engine the devices that it may use, and no others. No I/O."""
+"""Which variables tell an engine the devices that it may use, and what it compiles for. No I/O."""
 
 from __future__ import annotations
 
@@ -20,3 +20,9 @@ def environment(devices: Sequence[Device]) -> dict[str, str]:
         return {}
     said = ",".join(getattr(device, "visible_as", "") or device.id for device in devices)
     return dict.fromkeys(_VARIABLES.get(devices[0].kind, ()), said)
+
+
+def compiled_for(devices: Sequence[Device], processor: Mapping[str, str]) -> Mapping[str, str]:
+    """The device part of a compile key: the accelerator beside the processor, where there is one."""
+    models = sorted({device.model_name or device.kind for device in devices if device.kind != "cpu"})
+    return {**processor, "kind": devices[0].kind, "accelerator": ", ".join(models)} if models else processor

@@ -24,7 +24,8 @@ from relight.plugin.settings import read
 if TYPE_CHECKING:
     from relight.agent.surroundings import Surroundings
 
-GPU = Device("gpu0", "nvidia", "gpu0", 1 << 30)
+GPU = Device("gpu0", "nvidia", "gpu0", 1 << 30, "H200")
+CACHE = ("--kv-cache-memory-bytes=1073741824",)
 
 
 class Around:
@@ -91,7 +92,7 @@ async def test_two_instances_of_one_model_have_one_key_and_other_arguments_anoth
 
 
 async def test_on_a_gpu_the_worker_captures_lazily_in_the_order_of_the_models_steps(tmp_path: Path) -> None:
-    context = _context(tmp_path, "i-1")
+    context = _context(tmp_path, "i-1", args=CACHE)
     shapes = Shapes(1.0, {8: 30.0, 1: 2.5}, {16: 20.0})
     context = replace(context, assignment=replace(context.assignment, devices=("gpu0",), shapes=shapes))
     command = await _driver(GPU).command(context)
