@@ -1,7 +1,7 @@
 """The engines that Relight drives, as source text to be read: wheels and source distributions, pinned by digest.
 
-None of them is installed, built or imported. Of each archive the Python files and its metadata are kept, in a zip of its
-own; what compares our calls with them is tests/engines.
+None of them is installed, built or imported. Of each archive the Python files and its metadata are kept, in a zip of
+its own; what compares our calls with them is tests/engines.
 """
 
 from __future__ import annotations

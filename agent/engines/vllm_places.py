@@ -110,7 +110,7 @@ def _compilation(arguments: Sequence[str]) -> tuple[list[str], dict[str, object]
     rest = iter(arguments)
     for argument in rest:
         name, equals, value = argument.partition("=")
-        if name not in (COMPILATION, "-O", "-cc"):
+        if name not in (COMPILATION, "-cc"):
             others.append(argument)
             continue
         try:

@@ -27,6 +27,7 @@ from relight.core.records import (
 from relight.core.states import State
 from support.agent import Slot, complete, rungs
 
+pytestmark = pytest.mark.engines
 Model = Callable[..., Path]
 CONTROL = {"/pause_generation", "/release_memory_occupation", "/resume_memory_occupation", "/continue_generation",
            "/update_weights_from_disk"}  # fmt: skip

@@ -15,6 +15,7 @@ from relight.core.clock import VirtualClock
 from relight.core.errors import Conflict, InvalidInput, LocalFault, ModelDirty
 from relight.core.records import OnTimeout, Rung, RungKind
 
+pytestmark = pytest.mark.engines
 Model = Callable[..., Path]
 PROMPT = {"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 8}}
 LONG = {"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 60}}
