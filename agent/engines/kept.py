@@ -66,12 +66,12 @@ class KeptFile:
             os.fsync(file.fileno())
         fresh.rename(self._path)
 
-    def sending(self, call: str) -> None:
-        """Before `call` is sent. Raises LocalFault when an earlier one was never answered."""
+    def known(self) -> Kept:
+        """What it holds. Raises LocalFault when a call was never answered: nobody knows."""
         if self.now.unanswered:
             why = f"{self.now.unanswered} was never answered"
             raise LocalFault(f"what it holds is not known: {why}; it has to be ended")
-        self.write(unanswered=call)
+        return self.now
 
     def learned(self, revision: str, content: Content) -> None:
         """What the content of a revision looks like; the oldest of too many are forgotten."""

@@ -192,7 +192,7 @@ class OutsideHandle(ABC):
             self._abort = True
 
     async def sleep(self, level: int) -> None:
-        kept = self._kept.now
+        kept = self._kept.known()
         if kept.released:
             if kept.level == level and set(kept.released) == set(self.tags):
                 return
@@ -211,18 +211,13 @@ class OutsideHandle(ABC):
             await self._changing(f"release of {', '.join(left)}", call, released=self.tags, level=level)
 
     async def suspend(self) -> None:
-        kept = self._kept.now
+        kept = self._kept.known()
         # What a failed wake loaded is no copy worth keeping; a copy of before was read and is still there.
         await self._rest(kept.level or 2, abort=True)
 
     async def _changing(self, what: str, call: Awaitable[None], **after: object) -> None:
         """Makes a call that changes what the engine holds. One that is cut or fails leaves the engine unknown."""
-        try:
-            self._kept.sending(what)
-        except LocalFault:
-            if asyncio.iscoroutine(call):
-                call.close()
-            raise
+        self._kept.write(unanswered=what)
         await call
         self._kept.write(unanswered="", **after)
 
@@ -232,7 +227,7 @@ class OutsideHandle(ABC):
         self, rung: Rung, content_revision: str, progress: Progress, *, checkpoint: Path | None = None,
         share: bool = False,
     ) -> Refill:  # fmt: skip
-        kept = self._kept.now
+        kept = self._kept.known()
         if rung.kind not in self.rungs:
             raise LocalFault(self.no_peers)
         if WEIGHTS not in kept.released and not kept.paused:
@@ -280,7 +275,7 @@ class OutsideHandle(ABC):
 
     async def resume(self) -> Phase:
         begun = self._clock.now()
-        kept = self._kept.now
+        kept = self._kept.known()
         if WEIGHTS in kept.released or not kept.revision:
             raise Conflict(f"{self.engine} has no weights: a refill comes first")
         if kept.released:

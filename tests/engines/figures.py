@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 COUNTED = ("contracts_checked", "device_trees", "doctor_rules", "doctor_cases")
+ENGINES = ("vllm", "vllm-kunlun", "sglang")
 VERSIONS = "versions"
 """The property whose values are an engine and its release, as `vllm 0.32.0`: its source was read, or it ran."""
 LEAST = {"contracts_checked": 40, "device_trees": 5, "doctor_rules": 15}
@@ -24,7 +25,11 @@ def line(seen: Seen) -> dict[str, Any]:
     for one in sorted(seen.get(VERSIONS, ())):
         engine, _, release = one.partition(" ")
         versions.setdefault(engine, []).append(release)
-    return {"engines": len(versions), "versions": versions, **{name: len(seen.get(name, ())) for name in COUNTED}}
+    return {
+        "engines": [e for e in ENGINES if e in versions],
+        "versions": versions,
+        **{name: len(seen.get(name, ())) for name in COUNTED},
+    }
 
 
 def short(seen: Seen) -> list[str]:
