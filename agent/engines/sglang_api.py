@@ -103,7 +103,7 @@ class SglangApi:
         body = {
             "input_ids": list(prompt), "rid": request, "return_logprob": True,
             "sampling_params": {"temperature": 0.0, "max_new_tokens": count, "ignore_eos": True},
-            **({"extra_key": cache} if cache else {}),
+            "extra_key": cache,
         }  # fmt: skip
         said = self._json(await self._ask("POST", "/generate", body, deadline=MEMORY_DEADLINE))
         try:

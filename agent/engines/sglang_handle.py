@@ -99,8 +99,8 @@ class SglangHandle(OutsideHandle):
         return await self._api.checksums()
 
     async def _generate(self, prompt: Sequence[int], count: int, *, apart: bool) -> tuple[list[int], list[float]]:
-        cache = new_id("salt") if apart else ""
-        return await self._api.generate(prompt, count, new_id(OWN_REQUEST), cache)
+        # A canary apart as well: its cache shares single tokens, so that a prompt would be computed in part.
+        return await self._api.generate(prompt, count, new_id(OWN_REQUEST), new_id("salt"))
 
     async def _describe(self) -> tuple[Fingerprint, int, int]:
         """Raises LocalFault too when it is not the engine that was asked for: it gives way silently."""
