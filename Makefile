@@ -80,8 +80,8 @@ test-engines: setup-control setup-engine setup-archives ## Adapters against the 
 .PHONY: test-nixl test-gpu
 test-nixl: setup-control setup-peers ## The nixl transport over the real library, between processes; ends with one line of JSON
 	@$(BIN)/python tests/nixl/run.py
-test-gpu: setup ## The tests that need GPUs: two of one node, and RELIGHT_GPU_PYTHON with vLLM for them
-	@$(BIN)/python -m pytest -m gpu
+test-gpu: setup ## What this machine's GPUs allow (RELIGHT_GPU_PYTHON: PyTorch, vLLM); ends with one line of JSON
+	@$(BIN)/python tests/gpu/run.py
 
 .PHONY: lint type imports check-protos protos format licences
 lint: setup-control ## Style, names, banned calls, unused dependencies
