@@ -45,9 +45,9 @@ bench-ring: setup-control ## The compile-cache ring under kills and joins, and m
 
 .PHONY: test test-fast test-engine
 test: setup ## The tests of every change, with real vLLM (session-wide pair of engines)
-	@$(BIN)/python -m pytest -m "not gpu and not kubernetes and not chart and not dashboards"
+	@$(BIN)/python -m pytest -m "not gpu and not kubernetes and not chart and not dashboards and not engines"
 test-fast: setup-control setup-redis ## The tests that need no engine environment
-	@$(BIN)/python -m pytest -m "not engine and not gpu and not kubernetes and not chart and not dashboards"
+	@$(BIN)/python -m pytest -m "not engine and not gpu and not kubernetes and not chart and not dashboards and not engines"
 test-engine: setup ## The tests with real vLLM alone
 	@$(BIN)/python -m pytest -m engine
 
@@ -75,11 +75,17 @@ setup-chart: ## Set up what the chart's tests read and run: Kubernetes' schemas,
 test-chart: setup-control setup-redis setup-kubernetes setup-chart ## The Helm chart against schemas and a real control plane, and the images' Dockerfiles; ends with one line of JSON
 	@$(BIN)/python tests/chart/run.py
 
+.PHONY: setup-archives test-engines
+setup-archives: ## Fetch the engines' own source, to be read by test-engines (140 MB once, 40 MB are kept)
+	@$(PYTHON) scripts/setup_environments.py archives
+test-engines: setup-control setup-engine setup-archives ## Adapters against the engines' own source, doubles of them and real vLLM; ends with one line of JSON
+	@$(BIN)/python tests/engines/run.py
+
 .PHONY: test-nixl test-gpu
 test-nixl: setup-control setup-peers ## The nixl transport over the real library, between processes; ends with one line of JSON
 	@$(BIN)/python tests/nixl/run.py
-test-gpu: setup ## The tests that need GPUs: two of one node, and RELIGHT_GPU_PYTHON with vLLM for them
-	@$(BIN)/python -m pytest -m gpu
+test-gpu: setup ## What this machine's GPUs allow (RELIGHT_GPU_PYTHON: PyTorch, vLLM); ends with one line of JSON
+	@$(BIN)/python tests/gpu/run.py
 
 .PHONY: lint type imports check-protos protos format licences
 lint: setup-control ## Style, names, banned calls, unused dependencies

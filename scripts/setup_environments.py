@@ -22,6 +22,7 @@ from pathlib import Path
 
 import chart_tools
 import debian
+import engine_archives
 import kubernetes_binaries
 import prometheus_server
 import rdma_vm
@@ -243,9 +244,16 @@ def chart() -> None:
     show("chart", path)
 
 
+def archives() -> None:
+    """Source text of the engines, to be read by tests; .cache/engine-archives in the checkout points at it."""
+    name = key(Path(engine_archives.__file__))
+    path = cached("engine-archives", name, lambda path: engine_archives.build(path, run, say), engine_archives.sound)
+    show("engine-archives", path)
+
+
 STEPS = {
     "control": control, "engine": engine, "model": model, "peers": peers, "rdma": rdma, "kubernetes": kubernetes,
-    "redis": redis, "prometheus": prometheus, "chart": chart,
+    "redis": redis, "prometheus": prometheus, "chart": chart, "archives": archives,
 }  # fmt: skip
 
 

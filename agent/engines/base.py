@@ -224,6 +224,8 @@ class EngineDriver(Protocol):
     """One kind of engine on this slot."""
 
     name: str
+    no_zygote: str
+    """Why engines of this kind are never forked, in words; empty where they can be."""
 
     async def version(self) -> str | None:
         """The installed engine's version, or None with nothing installed where engines run."""

@@ -12,6 +12,7 @@ from relight.agent.surroundings import Surroundings
 from relight.core.errors import FieldError, InvalidInput
 
 DRIVERS = {
+    "sglang": ("relight.agent.engines.sglang", "SglangDriver"),
     "stub": ("relight.agent.engines.stub", "StubDriver"),
     "vllm": ("relight.agent.engines.vllm", "VllmDriver"),
 }

@@ -47,6 +47,7 @@ class StubDriver:
     """Each model's `args` say how its stubs behave; with `zygote`, its environment, they are forked from one."""
 
     name = "stub"
+    no_zygote = ""
 
     def __init__(
         self, devices: Sequence[Device], surroundings: Surroundings, zygote: Mapping[str, str] | None = None

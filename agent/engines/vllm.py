@@ -13,13 +13,12 @@ from pathlib import Path
 from relight.agent.cache import trees
 from relight.agent.cache.key import EngineStart
 from relight.agent.devices.base import Device
-from relight.agent.engines.base import (
-    ROOM,
-    EngineCommand,
-    MemberContext,
-    ZygoteCommand,
-)
+from relight.agent.engines import arguments, visible, vllm_places
+from relight.agent.engines.base import ROOM, EngineCommand, EngineHandle, MemberContext, ZygoteCommand
+from relight.agent.engines.kept import KeptFile
+from relight.agent.engines.vllm_gpu import VllmGpuHandle
 from relight.agent.engines.vllm_handle import VllmHandle, endpoint_file, served_name
+from relight.agent.engines.vllm_places import Place
 from relight.agent.surroundings import Surroundings
 from relight.core.clock import SystemClock
 from relight.core.errors import FieldError, InvalidInput, RelightError
@@ -36,13 +35,10 @@ OWN_ARGUMENTS = (
 )  # fmt: skip
 """Arguments that decide how Relight reaches or divides the engine: it sets them itself."""
 BACKEND = "--distributed-executor-backend"
-OWN_ENVIRONMENT = ("VLLM_PLUGINS", "VLLM_SERVER_DEV_MODE", "HOME", *trees.environment("vllm", Path("/")))
+OWN_ENVIRONMENT = ("VLLM_PLUGINS", "VLLM_SERVER_DEV_MODE", "HOME", *visible.ALL, *trees.environment("vllm", Path("/")))
 FAILPOINTS = "RELIGHT_FAILPOINTS"
 """The one variable of Relight's own that a model's environment may carry: for tests of real engines."""
 
-ON_CPU = ("--worker-cls", "relight.plugin.vllm.worker.RelightCPUWorker", "--load-format", "relight")
-ON_GPU = ("--worker-cls", "relight.plugin.vllm.gpu_worker.RelightGPUWorker")
-"""It loads weights as vLLM does."""
 SIZES = "RELIGHT_SIZES"
 """As plugin/settings.py reads it."""
 
@@ -65,6 +61,7 @@ class VllmDriver:
         """
         self._devices, self._surroundings = {d.id: d for d in devices}, surroundings
         self._python, self._zygote = python, zygote
+        self.no_zygote = vllm_places.place(d.kind for d in devices)[1].no_zygote
         if surroundings.here and not Path(python).is_file():
             raise InvalidInput("no engine environment", [FieldError("engines.vllm.python", "an interpreter", python)])
         self._clock = SystemClock()
@@ -89,7 +86,7 @@ class VllmDriver:
         return self._seen
 
     def zygote(self, directory: Path) -> ZygoteCommand | None:
-        if not self._zygote:
+        if not self._zygote or self.no_zygote:
             return None
         socket_path = directory / "s"
         argv = (
@@ -114,79 +111,119 @@ class VllmDriver:
 
     async def command(self, context: MemberContext) -> EngineCommand:
         spec = context.assignment.spec
-        self._check(spec.args, spec.env)
-        if spec.members != 1:
-            raise InvalidInput("bad model", [FieldError("members", "1 for vllm on the CPU", str(spec.members))])
+        kind, place = self._place(context)
+        versions = (await self._environment_seen())["versions"] if kind == "kunlun" else {}
+        cannot = vllm_places.sleeps(kind, versions)
+        self._check(spec, kind, place, cannot)
         files = (await self._surroundings.ask(self._python, {"model": spec.uri}))["model"]
         if "config.json" not in files:
             raise InvalidInput("bad model", [FieldError("uri", "a directory with config.json", spec.uri)])
         port = _free_port(context.bind_host)
         served = served_name(context)
-        endpoint_file(context.directory).write_text(json.dumps({"host": context.bind_host, "port": port}))
-        arguments = [
-            self._python, "-m", "vllm.entrypoints.cli.main", "serve", spec.uri, *spec.args, *_divided(spec),
-            *_adapters(spec), "--served-model-name", served, "--host", context.bind_host, "--port", str(port),
-            *(ON_CPU if self._on_cpu(context) else ON_GPU),
+        facts: dict[str, object] = {"host": context.bind_host, "port": port}
+        if not place.inside:
+            facts |= {"cache_bytes": _cache_bytes(spec.args), "cannot_sleep": cannot or _adapters_go(spec)}
+            KeptFile.begin(context.directory)
+        endpoint_file(context.directory).write_text(json.dumps(facts))
+        own = [a for a in place.arguments if not (cannot and a == vllm_places.SLEEP_MODE)]
+        argv = [
+            self._python, "-m", "vllm.entrypoints.cli.main", "serve", spec.uri, *vllm_places.arranged(kind, spec.args),
+            *_divided(spec), *_adapters(spec), "--served-model-name", served, "--host", context.bind_host,
+            "--port", str(port), *own,
         ]  # fmt: skip
-        return EngineCommand(tuple(arguments), self._environment(context), context.directory, files)
+        return EngineCommand(tuple(argv), self._environment(context, place), context.directory, files)
 
     async def compile_start(self, context: MemberContext, command: EngineCommand) -> EngineStart | None:
         spec = context.assignment.spec
+        if not self._place(context)[1].compiles:
+            return None
         seen = await self._environment_seen()
         ranks = "0" if spec.devices_per_member == 1 else f"0-{spec.devices_per_member - 1}"
         return EngineStart(
             self.name, spec.uri, command.argv[command.argv.index(spec.uri) + 1 :], command.env, seen["versions"],
-            seen["sources"], seen["code"], seen["device"], command.model_files, ranks,
+            seen["sources"], seen["code"], visible.compiled_for(self._own(context), seen["device"]),
+            command.model_files, ranks,
         )  # fmt: skip
 
-    def _environment(self, context: MemberContext) -> dict[str, str]:
+    def _own(self, context: MemberContext) -> list[Device]:
+        return [self._devices[d] for d in context.assignment.devices if d in self._devices]
+
+    def _place(self, context: MemberContext) -> tuple[str, Place]:
+        return vllm_places.place(device.kind for device in self._own(context))
+
+    def _environment(self, context: MemberContext, place: Place) -> dict[str, str]:
         assignment = context.assignment
-        cores = sum(len(self._devices[d].cores) for d in assignment.devices if d in self._devices)
+        cores = sum(len(device.cores) for device in self._own(context))
         home = context.directory / "home"
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        inherited = {k: v for k, v in self._surroundings.variables.items() if k not in place.removed}
         return {
-            **self._surroundings.variables,
+            **inherited,
             **_ALWAYS,
             "OMP_NUM_THREADS": str(max(cores // max(assignment.spec.devices_per_member, 1), 1)),
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            **place.environment,
             **assignment.spec.env,
+            **visible.environment(self._own(context)),
             "HOME": str(home),
             # Nothing is compiled into a directory that two engines share.
             **trees.environment(self.name, context.compile_root),
-            "VLLM_PLUGINS": "relight",
+            "VLLM_PLUGINS": ",".join(place.plugins),
             "VLLM_SERVER_DEV_MODE": "1",
             "RELIGHT_ENGINE_DIR": str(context.directory),
             "RELIGHT_BIND_HOST": context.bind_host,
             "RELIGHT_CONTENT_REVISION": assignment.content_revision or assignment.spec.revision,
             "RELIGHT_MODE": assignment.mode,
             "RELIGHT_START_SECONDS": str(assignment.deadline_seconds),
-            **({} if self._on_cpu(context) else _sizes(assignment.shapes)),
+            **({} if place.inside else _sizes(assignment.shapes)),
             **_tls(context.data_tls),
             **({"RELIGHT_SOURCE_RATE": str(context.source_rate)} if context.source_rate else {}),
             **({"RELIGHT_RDMA": ",".join(context.cards)} if context.cards else {}),
         }
 
-    def _on_cpu(self, context: MemberContext) -> bool:
-        return all(self._devices[d].kind == "cpu" for d in context.assignment.devices if d in self._devices)
-
     @staticmethod
-    def _check(arguments: tuple[str, ...], env: Mapping[str, str]) -> None:
+    def _check(spec: ModelSpec, kind: str, place: Place, cannot_sleep: str) -> None:
         wrong = [
             FieldError("args", f"no {name}: Relight sets it", argument)
-            for argument in arguments
-            for name in OWN_ARGUMENTS
-            if argument == name or argument.startswith(f"{name}=")
+            for argument in spec.args
+            if (name := arguments.own(argument, (*OWN_ARGUMENTS, *place.owned)))
         ]
         wrong += [
-            FieldError("env", f"no {name}: Relight sets it", env[name])
-            for name in env
+            FieldError("env", f"no {name}: Relight sets it", spec.env[name])
+            for name in spec.env
             if name in OWN_ENVIRONMENT or (name.startswith("RELIGHT_") and name != FAILPOINTS)
         ]
+        wrong += vllm_places.wrong(kind, spec.args)
+        if spec.members != 1:
+            wrong.append(FieldError("members", "1 for vllm", str(spec.members)))
+        never = cannot_sleep or ("" if place.inside else _adapters_go(spec))
+        if spec.guardians.replicas and never:
+            wrong.append(FieldError("guardians.replicas", f"0: {never}", str(spec.guardians.replicas)))
         if wrong:
             raise InvalidInput("the model's arguments collide with Relight's own", wrong)
 
-    def handle(self, context: MemberContext) -> VllmHandle:
-        return VllmHandle(context, self._clock)
+    def handle(self, context: MemberContext) -> EngineHandle:
+        _, place = self._place(context)
+        if place.inside:
+            return VllmHandle(context, self._clock)
+        return VllmGpuHandle(context, self._clock, counts=place.counts)
+
+
+def _cache_bytes(args: tuple[str, ...]) -> int:
+    """Raises InvalidInput for what is no number of bytes."""
+    given = ""
+    words = iter(args)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name == vllm_places.CACHE_BYTES:
+            given = value if equals else next(words, "")
+    if not given.isdigit():
+        raise InvalidInput("bad model", [FieldError("args", f"{vllm_places.CACHE_BYTES}=BYTES, a number", given)])
+    return int(given)
+
+
+def _adapters_go(spec: ModelSpec) -> str:
+    """Why an engine with adapters cannot sleep on a GPU; empty without any."""
+    return "its adapters would be gone after a wake" if spec.adapters else ""
 
 
 def _divided(spec: ModelSpec) -> tuple[str, ...]:

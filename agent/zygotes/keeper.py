@@ -73,7 +73,8 @@ class Zygotes:
         """
         zygote = self._own.get(engine)
         if zygote is None:
-            raise LocalFault("there is no zygote for this engine here")
+            driver = self._drivers.get(engine)
+            raise LocalFault((driver and driver.no_zygote) or "there is no zygote for this engine here")
         if why := rules.unfit(zygote.how.command.env, command.env):
             raise LocalFault(why)
         with contextlib.suppress(TimeoutError):

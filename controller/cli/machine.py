@@ -36,6 +36,8 @@ def _id(value: Any) -> Any:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
+ENGINES = ("vllm", "sglang")
+"""What an agent can drive (agent/engines/registry.py)."""
 Size = Annotated[int, BeforeValidator(_bytes), Field(gt=0, le=1 << 50)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 
@@ -256,8 +258,8 @@ Impossible = tuple[tuple[int | str, ...], str, str]
 def _impossible(config: MachineConfig) -> list[Impossible]:
     found: list[Impossible] = []
     for name, entry in config.engines.items():
-        if name != "vllm":
-            found.append((("engines", name), "the engine vllm", name))
+        if name not in ENGINES:
+            found.append((("engines", name), f"an engine ({' or '.join(ENGINES)})", name))
         elif not Path(entry.python).is_file():
             found.append((("engines", name, "python"), "an interpreter; `make setup` makes one", entry.python))
     for what, names in (

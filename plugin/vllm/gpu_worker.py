@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
 
+import torch
 from vllm.compilation.counter import compilation_counter
 from vllm.v1.worker.gpu_worker import Worker
 from vllm.v1.worker.worker_base import CompilationTimes
@@ -20,6 +21,7 @@ from relight.core.logs import configure, get_logger
 from relight.core.records import Mode
 from relight.plugin import settings as environment
 from relight.plugin.counting import Counter, Counting
+from relight.plugin.vllm import describing
 from relight.plugin.vllm.completing import Completing
 from relight.plugin.vllm.graphs.lazy import LazyGraphs, left_for_cache, obstacle
 from relight.plugin.vllm.graphs.v1 import V1Graphs
@@ -35,6 +37,7 @@ class RelightGPUWorker(Completing, Counting, Worker):  # type: ignore[misc]
 
     _relight_graphs: LazyGraphs | None = None
     _relight_missing: frozenset[str] = frozenset()
+    _relight_cache_bytes = 0
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
         configure("engine")
@@ -43,9 +46,10 @@ class RelightGPUWorker(Completing, Counting, Worker):  # type: ignore[misc]
 
     def determine_available_memory(self) -> int:
         available = int(super().determine_available_memory())
-        if self._relight_settings.mode is not Mode.LAZY:
-            return available
-        return left_for_cache(available, int(getattr(self, "cudagraph_memory_estimate", 0)))
+        if self._relight_settings.mode is Mode.LAZY:
+            available = left_for_cache(available, int(getattr(self, "cudagraph_memory_estimate", 0)))
+        self._relight_cache_bytes = available
+        return available
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         # Not sooner: the estimate of memory is made from the whole set, and the cache's runner makes the set anew.
@@ -74,6 +78,16 @@ class RelightGPUWorker(Completing, Counting, Worker):  # type: ignore[misc]
         if self._relight_rest and self._relight_missing:
             raise Conflict("asleep: graphs are captured with weights and cache in place")
         return super().relight_complete()
+
+    def relight_describe(self) -> dict[str, Any]:
+        """Called by `collective_rpc`: the fingerprint's parts, and bytes of weights and cache, awake or not."""
+        bytes_ = self._relight_cache_bytes
+        return {
+            "layout": describing.layout(self, "none", torch.cuda.get_device_name(self.device)),
+            "runtime": describing.runtime(self, bytes_),
+            "weight_bytes": describing.weight_bytes(self.get_model()),
+            "kv_bytes": bytes_,
+        }
 
     def relight_graphs(self) -> dict[str, Any]:
         """Called by `collective_rpc`: how far the capturing is, and how many captures this process has done at all."""

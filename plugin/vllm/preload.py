@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 MODULES = (
     "vllm.entrypoints.cli.main", "vllm.entrypoints.cli.openai", "vllm.entrypoints.cli.serve",
@@ -54,18 +55,27 @@ def preload() -> None:
         importlib.import_module(name)
     from torch._inductor import codecache
     from vllm.config.logging import LoggingConfig
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.logger import configure_logging_if_needed
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     # Each of these is kept for the life of a process: how vLLM logs, its arguments with their help, a digest of torch's
     # own sources.
     configure_logging_if_needed(LoggingConfig())
-    make_arg_parser(FlexibleArgumentParser())
+    _parser()
     codecache.torch_key()
     if on_cpu:
         # It looks through every module for kernels to replace; what is replaced stays so in a child.
         current_platform.register_triton_kernel_overrides()
+
+
+def _parser() -> Any:
+    """Of `vllm serve`. Where it is made moved between 0.32.0 and 0.33.0."""
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    try:
+        from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    except ImportError:
+        from vllm.entrypoints.common.cli_args import make_arg_parser
+    return make_arg_parser(FlexibleArgumentParser())
 
 
 def in_child(env: Mapping[str, str]) -> None:
@@ -107,7 +117,6 @@ def prepare(argv: Sequence[str]) -> None:
     from torch._inductor import cpu_vec_isa
     from vllm.config import CompilationMode
     from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.logger import configure_logging_from_args
     from vllm.model_executor.models.registry import ModelRegistry
     from vllm.platforms import current_platform
@@ -115,9 +124,8 @@ def prepare(argv: Sequence[str]) -> None:
     from vllm.renderers.hf import resolve_chat_template
     from vllm.tokenizers.registry import cached_tokenizer_from_config
     from vllm.usage.usage_lib import UsageContext
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(list(argv[4:]))
+    arguments = _parser().parse_args(list(argv[4:]))
     arguments.model = arguments.model_tag or arguments.model
     configure_logging_from_args(arguments)
     load_general_plugins()

@@ -7,8 +7,6 @@ past vLLM's own loop, on a control socket, so that a refill neither waits for no
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import json
 import mmap
 import os
 import sys
@@ -17,7 +15,6 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import torch
-from vllm import __version__ as vllm_version
 from vllm.config import set_current_vllm_config
 from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.worker_base import CompilationTimes
@@ -32,7 +29,7 @@ from relight.plugin.control import ControlServer, Progress
 from relight.plugin.counting import Counter, Counting
 from relight.plugin.residency import ModelMemory, Order, Residency
 from relight.plugin.stages import Stages
-from relight.plugin.vllm import handlers, warmup
+from relight.plugin.vllm import describing, handlers, warmup
 from relight.plugin.vllm.completing import Completing
 from relight.plugin.vllm.loader import reload_in_place
 from relight.plugin.vllm.packing import pack
@@ -40,8 +37,6 @@ from relight.plugin.vllm.weights import Weights
 from relight.transfer import request as transfer
 from relight.transfer.manifest import Canary, WeightManifest
 
-LAYOUT_VERSION = "1"
-"""Changes whenever the same engine would lay the same weights out differently."""
 PROGRESS_STEP = 16 << 20
 SWITCH_SECONDS = 5e-4
 """How long a decoding engine may keep the interpreter from a thread that serves a reader: a tenth of the usual time,
@@ -75,7 +70,7 @@ class RelightCPUWorker(Completing, Counting, CPUWorker):  # type: ignore[misc]
         self._relight_weights = Weights(self.get_model(), self._relight_settings.instance, filled=filled)
         # Packed where they now lie: a handler keeps the address that it was made with.
         self._relight_packing = pack(self.get_model(), filled=filled)
-        self._relight_layout = self._layout()
+        self._relight_layout = describing.layout(self, self._relight_packing.name, "cpu")
         self._relight_stages.end("model", "built" if not filled else "built and loaded")
         if not filled:
             self._listen()
@@ -234,36 +229,5 @@ class RelightCPUWorker(Completing, Counting, CPUWorker):  # type: ignore[misc]
                 total += marks.raw.count(1) * mmap.PAGESIZE
         return total
 
-    # ------------------------------------------------------------------ fingerprint
-
-    def _layout(self) -> dict[str, str]:
-        """What makes this member's bytes interchangeable with another's."""
-        config, parallel = self.model_config, self.parallel_config
-        fields = config.hf_config.to_dict()
-        # Where the checkpoint lies says nothing about what lies in memory.
-        for name in ("_name_or_path", "transformers_version"):
-            fields.pop(name, None)
-        text = json.dumps(fields, sort_keys=True, default=str)
-        return {
-            "engine": f"vllm {vllm_version}",
-            "torch": torch.__version__,
-            "relight_layout": LAYOUT_VERSION,
-            "architectures": ",".join(config.hf_config.architectures or ()),
-            "model_config": hashlib.sha256(text.encode()).hexdigest()[:16],
-            "dtype": str(config.dtype).removeprefix("torch."),
-            "quantization": str(config.quantization or "none"),
-            "packing": self._relight_packing.name,
-            "tensor_parallel": str(parallel.tensor_parallel_size),
-            "pipeline_parallel": str(parallel.pipeline_parallel_size),
-            "rank": str(self.rank),
-            "device": "cpu",
-        }
-
     def _runtime(self) -> dict[str, str]:
-        """What a wake cannot change: a guardian is bound to it."""
-        return {
-            "max_model_len": str(self.model_config.max_model_len),
-            "kv_cache_bytes": str(sum(t.untyped_storage().nbytes() for t in self._caches())),
-            "max_num_seqs": str(self.scheduler_config.max_num_seqs),
-            "compile": str(self.compilation_config.mode),
-        }
+        return describing.runtime(self, sum(t.untyped_storage().nbytes() for t in self._caches()))

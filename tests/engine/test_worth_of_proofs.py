@@ -19,8 +19,8 @@ from typing import Any
 import httpx
 import pytest
 
+from relight.agent.engines.canary import PROMPT
 from relight.agent.engines.vllm_control import call
-from relight.agent.engines.vllm_handle import CANARY_PROMPT
 from relight.core.clock import SystemClock
 from relight.core.errors import ModelDirty
 from relight.core.records import Proving
@@ -57,7 +57,7 @@ class Subject:
     def canary(self) -> tuple[int, float] | None:
         """Token and log-probability (nats); None when the engine has no finite answer to give."""
         body: dict[str, Any] = {
-            "model": self.model, "prompt": list(CANARY_PROMPT), "max_tokens": 1, "temperature": 0, "logprobs": 1,
+            "model": self.model, "prompt": list(PROMPT), "max_tokens": 1, "temperature": 0, "logprobs": 1,
             "ignore_eos": True, "return_token_ids": True, "add_special_tokens": False,
         }  # fmt: skip
         answer = self.http.post("/v1/completions", json=body)

@@ -52,6 +52,11 @@ def test_a_good_file_is_taken_with_paths_from_its_own_folder_and_sizes_in_bytes(
     assert [n.devices[0].memory for n in config.nodes] == [6 << 30, 512 << 20]
 
 
+def test_each_engine_that_an_agent_can_drive_may_be_a_models(write) -> None:
+    text = GOOD.replace("vllm: {python", "sglang: {python").replace("engine: vllm", "engine: sglang")
+    assert machine.load(write(text)).models[0].engine == "sglang"
+
+
 @pytest.mark.parametrize(
     ("old", "new", "line", "expected"),
     [
@@ -67,6 +72,7 @@ def test_a_good_file_is_taken_with_paths_from_its_own_folder_and_sizes_in_bytes(
         ("level: 2", "levl: 2", 14, "Extra inputs are not permitted"),
         ("engine: vllm", "engine: vllm\n    colour: red", 13, "Extra inputs are not permitted"),
         ("engine: vllm", "engine: sglang", 12, "one of the configured engines (vllm)"),
+        ("vllm: {python", "trtllm: {python", 2, "an engine (vllm or sglang)"),
         ("uri: model", "uri: nowhere", 10, "a model directory with config.json"),
         ("python: python", "python: nowhere", 2, "an interpreter"),
         ("name: node-b", "name: node-a", 6, "a name of its own"),
