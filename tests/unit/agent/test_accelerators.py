@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from relight.core.records import PcieLink
 from relight.transfer.topology import Distance, direct_groups, parse_xpu_topology
 from support.nvml import RecordedNvml, h100, split_a100
 from support.trees import BRIDGED_TOPOLOGY, Tree, kunlun_host, switches, xpu_line
+
+Record = Callable[[str, object], None]
 
 ALL = Wanted()
 MIB = 1 << 20
@@ -46,7 +49,8 @@ def _refused(call: Any, *arguments: Any) -> str:
 # ------------------------------------------------------------------ NVIDIA
 
 
-def test_eight_h100_tell_of_themselves_and_of_each_other(tree: Tree) -> None:
+def test_eight_h100_tell_of_themselves_and_of_each_other(tree: Tree, record_property: Record) -> None:
+    record_property("device_trees", "8 H100 by NVML")
     nvml = RecordedNvml([h100(n, used_mib=72790, milliwatts=140_000, busy=4) for n in range(8)])
     found = _nvidia(tree, nvml)
     devices = found.enumerate()
@@ -73,7 +77,10 @@ def test_cards_are_dealt_to_the_devices_that_the_driver_names_by_their_pci_addre
     assert [(r.nic, r.nic_distance) for r in reports[:3]] == [("mlx5_0", "PIX"), ("mlx5_0", "NODE"), ("mlx5_2", "PIX")]
 
 
-def test_parts_of_a_split_a100_are_devices_with_the_whole_one_as_their_parent(tree: Tree) -> None:
+def test_parts_of_a_split_a100_are_devices_with_the_whole_one_as_their_parent(
+    tree: Tree, record_property: Record
+) -> None:
+    record_property("device_trees", "A100 in MIG slices")
     gpu = split_a100()
     gpu.parts[1].processes, gpu.parts[1].used_mib = {77: 4000}, 4100
     found = _nvidia(tree, RecordedNvml([gpu]))
@@ -255,7 +262,8 @@ def test_an_instance_that_spills_onto_a_device_of_another_is_seen_there(tree: Tr
 # ------------------------------------------------------------------ Kunlun
 
 
-def test_a_p800_node_tells_of_itself_in_two_groups_of_four(tree: Tree) -> None:
+def test_a_p800_node_tells_of_itself_in_two_groups_of_four(tree: Tree, record_property: Record) -> None:
+    record_property("device_trees", "P800 in two groups")
     found = KunlunDevices(kunlun_host(tree, used_mib={1: 90440}), ALL)
     devices = found.enumerate()
     assert [d.visible_as for d in devices] == [str(n) for n in range(8)]
@@ -278,7 +286,10 @@ def test_a_product_that_nobody_here_has_seen_is_taken_by_what_it_tells(tree: Tre
     assert all(d.total_bytes == 98304 * MIB for d in found.enumerate())
 
 
-def test_a_container_with_some_of_the_nodes_has_those_devices_alone_in_its_own_order(tree: Tree) -> None:
+def test_a_container_with_some_of_the_nodes_has_those_devices_alone_in_its_own_order(
+    tree: Tree, record_property: Record
+) -> None:
+    record_property("device_trees", "container with some P800")
     found = KunlunDevices(kunlun_host(tree, nodes=(2, 3)), Wanted(count=2))
     # Nodes 2 and 3 are devices 5 and 4 of the host; in here they are 0 and 1.
     assert [(d.id[:5], d.visible_as) for d in found.enumerate()] == [("GPU-4", "0"), ("GPU-5", "1")]
@@ -305,7 +316,8 @@ def test_holders_of_a_kunlun_device_are_those_that_have_its_node_open(tree: Tree
     assert not reports[1].holders
 
 
-def test_intels_tool_of_the_same_name_is_never_run(tree: Tree) -> None:
+def test_intels_tool_of_the_same_name_is_never_run(tree: Tree, record_property: Record) -> None:
+    record_property("device_trees", "Intel GPU with xpu-smi")
     tree.accelerator("pci0000:10/0000:10:01.0/0000:11:00.0", 0, vendor="0x8086", code="0x038000")
     ran: list[Any] = []
 
@@ -319,7 +331,8 @@ def test_intels_tool_of_the_same_name_is_never_run(tree: Tree) -> None:
     assert ran == []
 
 
-def test_a_masked_container_is_told_what_it_lacks(tree: Tree) -> None:
+def test_a_masked_container_is_told_what_it_lacks(tree: Tree, record_property: Record) -> None:
+    record_property("device_trees", "masked container")
     tree.accelerator("pci0000:10/0000:10:01.0/0000:11:00.0", 0, vendor="0x1d22", code="0x120000")
     assert "xpuctrl" in _refused(KunlunDevices, tree.host(), ALL)
 

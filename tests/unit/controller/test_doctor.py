@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from relight.controller.flight.timeline import GATEWAY, Timeline
 from relight.controller.plan.devices import FreeDevices
 from relight.core.records import CacheReport, DeviceReport, Mode, PcieLink, Phase, Snapshot, StartCache
 from support.planning import SPEC, slot
+
+Record = Callable[[str, object], None]
 
 GIB = 1 << 30
 PUBLIC: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("public_configurations.toml").read_text())
@@ -132,7 +135,10 @@ def test_every_rule_has_a_predicate_and_an_example() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
-def test_a_rule_of_models_fires_on_a_bad_example_and_is_silent_on_a_good_one(name: str) -> None:
+def test_a_rule_of_models_fires_on_a_bad_example_and_is_silent_on_a_good_one(
+    name: str, record_property: Record
+) -> None:
+    record_property("doctor_rules", name)
     bad, good = MODELS[name]
     (found,) = [f for f in judge_model(bad) if f.rule == name]
     assert found.evidence
@@ -143,7 +149,8 @@ def test_a_rule_of_models_fires_on_a_bad_example_and_is_silent_on_a_good_one(nam
 
 
 @pytest.mark.parametrize("name", sorted(SLOTS))
-def test_a_rule_of_slots_fires_on_a_bad_example_and_is_silent_on_a_good_one(name: str) -> None:
+def test_a_rule_of_slots_fires_on_a_bad_example_and_is_silent_on_a_good_one(name: str, record_property: Record) -> None:
+    record_property("doctor_rules", name)
     bad, good = SLOTS[name]
     assert [f.rule for f in judge_slot(bad)] == [name]
     assert judge_slot(bad)[0].evidence
@@ -151,7 +158,8 @@ def test_a_rule_of_slots_fires_on_a_bad_example_and_is_silent_on_a_good_one(name
 
 
 @pytest.mark.parametrize("name", sorted(PUBLIC))
-def test_a_published_configuration_gets_the_verdict_that_was_reviewed(name: str) -> None:
+def test_a_published_configuration_gets_the_verdict_that_was_reviewed(name: str, record_property: Record) -> None:
+    record_property("doctor_cases", name)
     told = dict(PUBLIC[name])
     assert " " in told.pop("source")
     expected = told.pop("says")
