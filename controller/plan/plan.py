@@ -104,6 +104,7 @@ class _Planner:
         self._placements += excess_replicas(view, lists, decision)
         if view is not None:
             missing = decision.replicas - len(lists.wanted)
+            missing -= self._presumed(view, missing)
             if lists.stale:
                 missing = min(missing, self._replace(view, lists, decision))
             missing = self._take_back(view, lists, missing)
@@ -114,6 +115,13 @@ class _Planner:
         lists.guardians += [i for i in lists.failed if asleep_again(i)]
         self._placements += settle_drained(view, lists, decision, self._slots)
         self._placements += excess_guardians(view, lists, decision, self._slots)
+
+    def _presumed(self, view: ModelView, missing: int) -> int:
+        """How many of the missing may stand already where nobody was heard of yet, each with its reason told."""
+        key = view.spec.key
+        there = [slot.slot for slot in self._snapshot.slots if slot.presumed == key][: max(0, missing)]
+        self._unplaced += [f"{key}: {slot} was not heard of yet, and is said to have a replica" for slot in there]
+        return len(there)
 
     def _make_way(self) -> None:
         """Lets what stands above a written number go for models whose requests wait for its devices."""

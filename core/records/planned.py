@@ -58,6 +58,11 @@ class SlotView:
     """As its agent reports them (SlotReport)."""
     capabilities: tuple[Capability, ...] = ()
     """As its agent reports them (SlotReport)."""
+    clear: bool = True
+    """Whether it is known what runs there: its agent was heard of, and all that it runs is assigned."""
+    presumed: str = ""
+    """The model, by key, of which a replica is said to stand there, while neither the slot's agent was heard of nor the
+    store knows; empty otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
