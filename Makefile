@@ -35,6 +35,10 @@ bench-transfer: setup setup-peers ## Verified transfer against raw copies, socke
 bench-start: setup ## Five starts by each mode against plain vLLM, cold and warm (25 minutes); ends with one line of JSON
 	@PYTHONPATH=benchmarks/demo $(BIN)/python benchmarks/start/main.py
 
+.PHONY: bench-switch
+bench-switch: setup ## Two models taking turns on one device, against level 1 and restarts (15 minutes); ends with one line of JSON
+	@PYTHONPATH=benchmarks/demo $(BIN)/python benchmarks/switch/main.py
+
 .PHONY: bench-ring
 bench-ring: setup-control ## The compile-cache ring under kills and joins, and many starts of one key; ends with one line of JSON
 	@PYTHONPATH=src $(BIN)/python benchmarks/ring/main.py

@@ -9,9 +9,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from relight.agent.cache.service import CacheSettings
-from relight.agent.devices.base import Device
+from relight.agent.devices.base import Device, Wanted
+from relight.agent.devices.kinds import AUTO
 from relight.agent.hostcopy.keeper import TierSettings
+from relight.core.errors import InvalidInput
 from relight.core.ids import is_name
+from relight.core.locks import known
 from relight.core.tls import TlsFiles
 from relight.protos import settings
 from relight.protos.settings import Attached, Port, Strict
@@ -23,6 +26,18 @@ class CpuDevice(Strict):
     id: Annotated[str, Field(min_length=1, max_length=63)]
     cores: tuple[Annotated[int, Field(ge=0)], ...] = ()
     memory_bytes: Annotated[int, Field(gt=0)]
+
+
+class Accelerators(Strict):
+    """Devices that a driver knows: which kind, and which of those that are visible."""
+
+    kind: Annotated[str, Field(min_length=1, max_length=63)] = AUTO
+    """`nvidia`, `kunlun`, or another that was added; `auto` for the only kind that the host shows."""
+    visible: tuple[Annotated[str, Field(min_length=1, max_length=127)], ...] | None = None
+    """Indices, UUIDs, beginnings of UUIDs, MIG ids; absent: what CUDA_VISIBLE_DEVICES or XPU_VISIBLE_DEVICES say, else
+    all."""
+    count: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """How many were allocated: the agent does not start where it sees more or fewer."""
 
 
 class CompileCacheConfig(Strict):
@@ -93,9 +108,14 @@ class AgentConfig(Attached):
     source_rate: Annotated[int, Field(ge=1)] | None = None
     """Bytes per second that receivers together may read from one engine; without it, all that goes."""
     devices: tuple[CpuDevice, ...] = ()
-    """None on a node that runs no engine, and keeps copies of weights and a part of the compile cache for others."""
+    """Cores as devices. Neither these nor accelerators on a node without engines: it keeps copies of weights and a part
+    of the compile cache for others."""
+    accelerators: Accelerators | None = None
+    """Devices that a driver knows, instead of `devices`."""
     engines: Annotated[dict[str, dict[str, Any]], Field(default_factory=dict)]
     """Engine name -> the driver's settings."""
+    ignore_locks: tuple[str, ...] = ()
+    """Version locks (core/locks.toml) that do not count here, by name; each is logged."""
     compile_cache: CompileCacheConfig = CompileCacheConfig()
     host_tier: HostTierConfig = HostTierConfig()
     serving_port: Port | None = None
@@ -114,6 +134,15 @@ class AgentConfig(Attached):
             raise ValueError("a slot is named by lower-case letters, digits, '-' and '.', at most 63")
         return value
 
+    @field_validator("ignore_locks")
+    @classmethod
+    def _locks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        try:
+            known(value)
+        except InvalidInput as error:
+            raise ValueError(str(error)) from error
+        return value
+
     @field_validator("state_dir", "supervisor_socket")
     @classmethod
     def _absolute(cls, value: Path | None) -> Path | None:
@@ -123,7 +152,9 @@ class AgentConfig(Attached):
 
     @model_validator(mode="after")
     def _secured(self) -> AgentConfig:
-        if bool(self.devices) != bool(self.engines):
+        if self.devices and self.accelerators:
+            raise ValueError("either devices, which are cores, or accelerators")
+        if bool(self.devices or self.accelerators) != bool(self.engines):
             raise ValueError("devices and engines go together: give both, or neither for a node without engines")
         if self.data_tls and self.tls is None:
             raise ValueError("data_tls needs tls: its certificates are those that weights travel under")
@@ -154,15 +185,26 @@ class AgentConfig(Attached):
         """Where the supervisor listens."""
         return self.supervisor_socket or self.state_dir / "s" / "supervisor.sock"
 
+    @property
+    def reader_socket(self) -> Path:
+        """Where devices of the engine's container are asked for (agent/devices/reader.py)."""
+        return self.socket.parent / "devices.sock"
+
     def cards(self) -> tuple[str, ...] | None:
         """Names of RDMA cards; None for all that there are."""
         if isinstance(self.rdma, tuple):
             return self.rdma
         return None if self.rdma == "auto" else ()
 
-    def device_list(self) -> tuple[Device, ...]:
-        """The devices as the backend takes them."""
-        return tuple(Device(d.id, "cpu", d.id, d.memory_bytes, cores=d.cores) for d in self.devices)
+    def device_kind(self) -> str:
+        """The kind of device that the slot has, or `auto`."""
+        return self.accelerators.kind if self.accelerators else "cpu"
+
+    def wanted_devices(self) -> Wanted:
+        """Which of them."""
+        if self.accelerators is not None:
+            return Wanted(self.accelerators.visible, self.accelerators.count)
+        return Wanted(listed=tuple(Device(d.id, "cpu", d.id, d.memory_bytes, cores=d.cores) for d in self.devices))
 
 
 def load(path: Path, told: Mapping[str, Any] | None = None) -> AgentConfig:

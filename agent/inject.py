@@ -16,6 +16,8 @@ from pathlib import Path
 PARTS = ("core", "transfer", "plugin", "agent")
 LIBRARIES = ("elftools", "xxhash")
 """What the plugin needs besides, and engines' images need not have."""
+MODULES = ("pynvml",)
+"""The same of single files: what NVIDIA's devices are read by."""
 WHEELS = Path(sys.prefix) / "share" / "relight" / "wheels"
 """Wheels of those libraries for other interpreters than this one: the compiled parts of all lie side by side."""
 PLUGINS = {"vllm.general_plugins": {"relight": "relight.plugin.vllm.register:register"}}
@@ -27,7 +29,14 @@ socket="$1/s/supervisor.sock"
 """
 PROGRAMS = {
     # Process 1 of the engine's container: owns engines and zygotes, and outlives the agent that tells it what to start.
+    # Beside it devices are read for the agent, whose container has none; begun anew whenever that ends, but (status 3)
+    # where there is no accelerator.
     "relight-supervisor": """mkdir -p "$1/s"
+while kill -0 $$ 2> /dev/null; do
+  "${RELIGHT_PYTHON:-python3}" -m relight.agent.devices.reader --socket "$1/s/devices.sock" --beside $$
+  [ $? -eq 3 ] && break
+  sleep 1
+done &
 exec "${RELIGHT_PYTHON:-python3}" -m relight.agent.supervisor --socket "$socket" --journal "$1/supervisor.journal"
 """,
     # Before a container is ended: waits until the controller has moved what runs here elsewhere.
@@ -57,6 +66,8 @@ def inject(directory: Path, wheels: Path = WHEELS) -> None:
     for name, place in (*((f"relight.{p}", f"relight/{p}") for p in PARTS), *((n, n) for n in LIBRARIES)):
         source = Path(import_module(name).__path__[0])
         shutil.copytree(source, library / place, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+    for name in MODULES:
+        shutil.copy(str(import_module(name).__file__), library)
     for wheel in sorted(wheels.glob("*.whl")):
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(library, [n for n in archive.namelist() if n.partition("/")[0] in LIBRARIES])

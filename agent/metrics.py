@@ -25,6 +25,10 @@ Cards = Callable[[], Mapping[str, float]]
 """Bytes a second that the link of each network card carries, by the card's name."""
 
 
+def _lanes(reading: Reading) -> float | None:
+    return reading.pcie.width / reading.pcie.best_width if reading.pcie else None
+
+
 class _Devices(Collector):
     """`seen` is replaced whole by the agent's loop, and read here by the server's threads."""
 
@@ -58,6 +62,17 @@ class _Devices(Collector):
         power = GaugeMetricFamily(
             "relight_device_power_watts", "Power drawn, where the device tells it", labels=device, unit="watts"
         )
+        ecc = GaugeMetricFamily(
+            "relight_device_ecc_errors",
+            "Uncorrected errors of the device's memory since its driver was loaded, where the device tells them",
+            labels=device,
+        )
+        link = GaugeMetricFamily(
+            "relight_device_pcie_lanes_ratio",
+            "PCIe lanes in use of those that the device could use, where it is told",
+            labels=device,
+            unit="ratio",
+        )
         for found in devices:
             info.add_metric([found.id, found.kind, found.model_name], 1)
             reading = readings.get(found.id, Reading(found.id))
@@ -67,10 +82,12 @@ class _Devices(Collector):
                 (used, reading.utilisation),
                 (temperature, reading.temperature_celsius),
                 (power, reading.power_watts),
+                (ecc, reading.ecc_errors),
+                (link, _lanes(reading)),
             ):
                 if value is not None:
                     family.add_metric([found.id], value)
-        yield from (info, memory, used, temperature, power)
+        yield from (info, memory, used, temperature, power, ecc, link)
         capacity = GaugeMetricFamily(
             "relight_card_capacity_bytes_per_second",
             "What the links of the RDMA cards that weights travel by can carry",

@@ -5,7 +5,9 @@ A process is (pid, start time): a pid alone can be reused, the pair cannot withi
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,6 +83,20 @@ class Procfs:
             return {}
         pairs = (item.partition("=") for item in data.decode(errors="replace").split("\0"))
         return {name: value for name, found, value in pairs if found}
+
+    def openers(self, prefix: str) -> Mapping[str, frozenset[int]]:
+        """By path that begins with `prefix`, the processes that have it open, as far as they may be looked at."""
+        found: dict[str, set[int]] = {}
+        for entry in self._root.iterdir():
+            if not entry.name.isdigit():
+                continue
+            with suppress(OSError):
+                for descriptor in (entry / "fd").iterdir():
+                    with suppress(OSError):
+                        path = os.readlink(descriptor)
+                        if path.startswith(prefix):
+                            found.setdefault(path, set()).add(int(entry.name))
+        return {path: frozenset(pids) for path, pids in found.items()}
 
     def core_ticks(self) -> Mapping[int, tuple[int, int]]:
         """Clock ticks since boot that each core was busy, and all of them; empty where the kernel does not tell."""

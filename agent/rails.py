@@ -70,6 +70,12 @@ def capacities(rails: Rails, sysfs: Path = SYSFS) -> Mapping[str, float]:
     return {nic.name: nic.gigabits * 1e9 / 8 for nic in read_nics(sysfs) if nic.name in usable and nic.gigabits > 0}
 
 
+def memlock() -> str:
+    """Bytes that a process started from here may lock, or `unlimited`."""
+    limit = _memlock(Roots())
+    return "unlimited" if limit == UNLIMITED else str(limit)
+
+
 def _memlock(at: Roots) -> int:
     """The limit that binds engines started from here."""
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)

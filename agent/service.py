@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import platform
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,31 +14,38 @@ import grpc.aio
 
 from relight.agent.asked import AgentServicer
 from relight.agent.cache.service import CacheService
+from relight.agent.capabilities import Capabilities
 from relight.agent.config import AgentConfig
 from relight.agent.devices.base import DeviceBackend
 from relight.agent.devices.cpu import CpuDevices
+from relight.agent.devices.elsewhere import DevicesElsewhere
+from relight.agent.devices.host import Host
+from relight.agent.devices.kinds import known, open_devices
 from relight.agent.engines import registry
 from relight.agent.fleet import fleet_stream
 from relight.agent.hostcopy.keeper import HostCopies
 from relight.agent.journal import Journal
 from relight.agent.ledger import Claim, Ledger
 from relight.agent.link import SupervisorLink
+from relight.agent.member import Member
 from relight.agent.metrics import Metrics
-from relight.agent.rails import Rails, capacities, look
+from relight.agent.rails import Rails, capacities, look, memlock
 from relight.agent.serving import Serving
 from relight.agent.stages.caches import Caches
 from relight.agent.stages.common import Tools
 from relight.agent.supervisor.client import Exit
 from relight.agent.surroundings import Surroundings
 from relight.agent.transitions import SETTLE, Transitions
+from relight.agent.versions import check
 from relight.agent.zygotes.keeper import Zygotes
 from relight.core.auth import Identity, Role, TokenEntry
 from relight.core.clock import Clock
-from relight.core.errors import FieldError, InvalidInput, RelightError
+from relight.core.errors import FieldError, InvalidInput, RelightError, Unavailable
 from relight.core.ids import new_id
 from relight.core.logs import get_logger
 from relight.core.records import Assignment, DeviceReport, SlotReport
 from relight.protos.relight.v1 import fleet_pb2_grpc
+from relight.transfer.topology import Rail, rails, read_accelerators, read_nics
 
 _log = get_logger("agent")
 CONTROLLER = Identity("controller", frozenset({Role.VIEWER, Role.OPERATOR}))
@@ -55,6 +62,7 @@ class _Identity:
     boot_id: str
     address: str
     engines: dict[str, str]
+    facts: dict[str, str]
     sequence: int = 0
 
 
@@ -64,7 +72,7 @@ class Agent:
     def __init__(self, config: AgentConfig, clock: Clock, sleep: Sleep = asyncio.sleep) -> None:
         """Raises InvalidInput for devices, engines or journals that cannot be used."""
         self._config, self._clock, self._sleep = config, clock, sleep
-        self._backend: DeviceBackend = CpuDevices(config.device_list())
+        self._backend = _open_devices(config, clock)
         config.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._journal = Journal(config.state_dir / "agent.journal")
         self._link = SupervisorLink(
@@ -83,6 +91,7 @@ class Agent:
         self._metrics = Metrics(
             self._backend.readings, lambda: capacities(self._rails), lambda: self._fleet.attached
         )  # fmt: skip
+        self._capabilities = Capabilities(config.state_dir / "capabilities.json")
         self._callers = config.known_tokens()
         self._cache: CacheService | None = None
         self._devices: tuple[DeviceReport, ...] = ()
@@ -90,7 +99,7 @@ class Agent:
         self._remeasure = asyncio.Event()
         self._transitions: Transitions | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._me = _Identity(new_id("a"), "", "", {})
+        self._me = _Identity(new_id("a"), "", "", {}, {})
 
     async def run(self, ready: Callable[[str], None] = lambda _: None) -> None:
         """Adopts, attaches and serves. `ready` hears the address that the agent's own gRPC has.
@@ -102,7 +111,7 @@ class Agent:
         running = await self._surroundings.take_over(running)
         running = self._copies.take_over(self._zygotes.take_over(running))
         await self._copies.begin()
-        ledger = Ledger(self._backend, self._link.owner)
+        ledger = Ledger(self._backend, self._link.owner, rails=await asyncio.to_thread(_nearest_cards))
         own = self._config
         self._rails = await asyncio.to_thread(self._look_at_rails)
         self._loop = asyncio.get_running_loop()
@@ -114,12 +123,12 @@ class Agent:
         )  # fmt: skip
         parents = {d.id: d.parent for d in self._backend.enumerate()}
         transitions = Transitions(
-            tools, self._journal, self._config.state_dir, parents, self._changed, self._metrics.transitioned
+            tools, self._journal, self._config.state_dir, parents, self._changed, self._over
         )  # fmt: skip
         self._transitions = transitions
         self._me.boot_id = self._backend.boot_id()
         await transitions.adopt(running, self._me.boot_id)
-        self._me.engines = await self._versions()
+        await self._check_versions()
         self._devices = await asyncio.to_thread(ledger.measure, self._claims(transitions))
         self._metrics.measured(self._devices, transitions.reports())
         close_metrics = self._serve_metrics()
@@ -155,7 +164,22 @@ class Agent:
     def _look_at_rails(self) -> Rails:
         # What a card moves is not encrypted: where that is asked for, nobody expects RDMA.
         names = () if self._config.data_tls else self._config.cards()
-        return look(names, max((d.memory_bytes for d in self._config.devices), default=0))
+        return look(names, max((d.total_bytes for d in self._backend.enumerate()), default=0))
+
+    def _look_at_facts(self) -> dict[str, str]:
+        try:
+            found = dict(self._backend.facts())
+        except Unavailable as error:
+            _log.warning("devices.facts", reason=str(error))
+            found = {}
+        return {**{name: value for name, value in found.items() if value}, "memlock": memlock()}
+
+    def _look_at_links(self) -> Mapping[tuple[str, str], str]:
+        try:
+            return self._backend.links()
+        except Unavailable as error:
+            _log.warning("devices.links", reason=str(error))
+            return {}
 
     def _open_cache(self) -> CacheService | None:
         settings = self._config.cache_settings()
@@ -188,6 +212,27 @@ class Agent:
         address, close = self._metrics.serve(self._config.bind_host, self._config.metrics_port)
         _log.info("metrics.begun", address=address)
         return close
+
+    async def _check_versions(self) -> None:
+        engines, facts = await self._versions(), await asyncio.to_thread(self._look_at_facts)
+        packages = {name: await self._packages(name) for name in engines}
+        found = check(self._backend.kind, engines, packages, facts, self._config.ignore_locks)
+        self._me.engines, self._me.facts = dict(found.engines), dict(found.facts)
+        products = sorted({d.model_name for d in self._backend.enumerate()})
+        links = await asyncio.to_thread(self._look_at_links)
+        seen = {**found.facts, **engines}
+        self._capabilities.begin(self._backend.kind, ", ".join(products), links, engines, seen)
+
+    async def _packages(self, engine: str) -> dict[str, str]:
+        """Versions beside an engine; none on the CPU, where no lock looks at them and asking takes a second."""
+        python = self._config.engines[engine].get("python")
+        if self._backend.kind == "cpu" or not isinstance(python, str):
+            return {}
+        try:
+            return dict((await self._surroundings.ask(python, {"environment": True}))["versions"])
+        except RelightError as error:
+            _log.warning("engine.packages", engine=engine, reason=str(error))
+            return {}
 
     async def _versions(self) -> dict[str, str]:
         found = {name: await driver.version() for name, driver in self._drivers.items()}
@@ -229,6 +274,12 @@ class Agent:
         if not kept and self._transitions is not None:
             self._transitions.on_exit(exit_)
 
+    def _over(self, member: Member, kind: str, outcome: str, seconds: float) -> None:
+        self._metrics.transitioned(kind, outcome, seconds)
+        engine = member.assignment.spec.engine
+        if self._capabilities.over(kind, outcome, engine, member.report(), self._clock.now()):
+            self._fleet.changed(False)
+
     def _changed(self, urgent: bool) -> None:
         self._fleet.changed(urgent)
         self._remeasure.set()
@@ -249,6 +300,8 @@ class Agent:
             force_tcp=self._config.force_tcp,
             transports=self._rails.transports,
             engines=self._me.engines,
+            facts=self._me.facts,
+            capabilities=self._capabilities.report(),
             devices=self._devices,
             instances=transitions.reports() if transitions else (),
             cache=self._cache.report() if self._cache else None,
@@ -280,9 +333,27 @@ class Agent:
             rails = await asyncio.to_thread(self._look_at_rails)
             if self._cache is not None:
                 self._cache.look()
-            if _differs(devices, self._devices) or rails != self._rails:
+            learned = [
+                self._capabilities.cached(member.assignment.spec.engine, member.start, self._clock.now())
+                for member in transitions.members.values()
+            ]
+            if _differs(devices, self._devices) or rails != self._rails or any(learned):
                 self._devices, self._rails = devices, rails
                 self._fleet.changed()
+
+
+def _open_devices(config: AgentConfig, clock: Clock) -> DeviceBackend:
+    if not config.engines:
+        return CpuDevices(())
+    if config.supervisor_beside and config.accelerators is not None:
+        return DevicesElsewhere(config.reader_socket, config.device_kind(), config.wanted_devices(), clock)
+    return open_devices(config.device_kind(), Host(), config.wanted_devices())
+
+
+def _nearest_cards() -> dict[str, Rail]:
+    """Which card carries the traffic of which accelerator of the host, by the accelerator's PCI address."""
+    vendors = {kind.pci_vendor: kind.name for kind in known().values() if kind.pci_vendor}
+    return rails(read_accelerators(vendors=vendors), read_nics())
 
 
 def _differs(new: tuple[DeviceReport, ...], old: tuple[DeviceReport, ...]) -> bool:

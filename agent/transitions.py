@@ -32,8 +32,8 @@ Stage = Callable[[Member, Tools, str], Awaitable[None]]
 _STAGES: Mapping[Kind, Stage] = {Kind.START: start, Kind.WAKE: wake, Kind.SLEEP: sleep, Kind.STOP: stop}
 SETTLE = 1.0
 """Seconds between becoming ready and being measured."""
-Timed = Callable[[str, str, float], None]
-"""Hears of each transition that is over: its kind, how it ended (ok, failed, cut), and its seconds."""
+Over = Callable[[Member, str, str, float], None]
+"""Hears of each transition that is over: whose, its kind, how it ended (ok, failed, cut), and its seconds."""
 _NO_PROCESS = frozenset({State.NONE, State.FAILED, State.GONE})
 
 
@@ -47,9 +47,9 @@ class Transitions:
         state_dir: Path,
         parents: Mapping[str, str],
         changed: Changed,
-        timed: Timed,
+        over: Over,
     ) -> None:
-        self._tools, self._journal, self._state_dir, self._timed = tools, journal, state_dir, timed
+        self._tools, self._journal, self._state_dir, self._over = tools, journal, state_dir, over
         self._parents, self._changed = parents, changed
         self.members: dict[str, Member] = {}
         self._misses: dict[str, int] = {}
@@ -219,7 +219,7 @@ class Transitions:
             member.fail(f"defect: {explain(error)}", RETRY_AFTER)
             outcome = "failed"
         finally:
-            self._timed(kind, outcome, self._tools.clock.monotonic() - begun)
+            self._over(member, kind, outcome, self._tools.clock.monotonic() - begun)
 
     def _done(self, member: Member, done: asyncio.Task[None]) -> None:
         if member.task is done:

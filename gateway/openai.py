@@ -68,6 +68,17 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
+def aborted(data: bytes) -> bool:
+    """Whether the engine gave this whole answer up before its end, as it does when its drain takes too long."""
+    if b'"abort"' not in data:
+        return False
+    try:
+        choices = json.loads(data)["choices"]
+        return any(choice["finish_reason"] == "abort" for choice in choices)
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
 class Renamer:
     """Puts the client's name for the model back into answers, event by event.
 

@@ -13,7 +13,7 @@ from relight.core.logs import get_logger
 from relight.core.records import RouteReplica
 from relight.gateway.desk import Desk
 from relight.gateway.metrics import Metrics
-from relight.gateway.openai import Asked, Renamer
+from relight.gateway.openai import Asked, Renamer, aborted
 from relight.gateway.table import Key, key_of
 from relight.gateway.upstream import Exchange, Upstream, UpstreamError
 
@@ -117,6 +117,8 @@ async def _once(
         elif not streamed:
             # Whole before the first byte goes out: until then another replica may still answer instead.
             data = b"".join([piece async for piece in pieces])
+            if not last and not job.pin and aborted(data):
+                raise _TryElsewhere("its answer was given up half-way")
             data = data if renamer.idle else renamer.whole(data)
             head.append((b"content-length", str(len(data)).encode()))
             pieces = _only(data)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from relight.core.errors import InvalidInput
+from relight.core.records import PcieLink
 
 SYSFS = Path("/sys")
 DEVFS = Path("/dev")
@@ -26,6 +27,9 @@ VENDORS: Mapping[str, str] = {"0x10de": "nvidia", "0x1d22": "kunlun"}
 _ACCELERATOR_CLASSES = ("0x03", "0x12")
 """Display controllers and processing accelerators (PCI class codes)."""
 _RATE = re.compile(r"([0-9.]+) Gb/sec")
+_SPEED = re.compile(r"([0-9.]+) GT/s")
+GENERATIONS: Mapping[float, int] = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
+"""PCIe generation by the transfers of a lane, in GT/s."""
 
 
 class Distance(IntEnum):
@@ -123,14 +127,27 @@ def _trouble(entry: Path, port: Path, devfs: Path) -> str:
     return ""
 
 
-def read_accelerators(sysfs: Path = SYSFS) -> list[Accelerator]:
-    """All accelerators of the host, by PCI address."""
+def read_accelerators(sysfs: Path = SYSFS, vendors: Mapping[str, str] = VENDORS) -> list[Accelerator]:
+    """All accelerators of the host by these vendors, by PCI address."""
     found = []
     for entry in sorted((sysfs / "bus/pci/devices").glob("*")):
-        vendor = VENDORS.get(_read(entry / "vendor"))
+        vendor = vendors.get(_read(entry / "vendor"))
         if vendor and _read(entry / "class").startswith(_ACCELERATOR_CLASSES):
             found.append(Accelerator(vendor, _function(entry)))
     return found
+
+
+def read_pcie_link(address: str, sysfs: Path = SYSFS) -> PcieLink | None:
+    """The link of one PCI function now and at best; None where the kernel does not tell."""
+    entry = sysfs / "bus/pci/devices" / address
+    found = []
+    for when in ("current", "max"):
+        speed = _SPEED.match(_read(entry / f"{when}_link_speed"))
+        width = _read(entry / f"{when}_link_width")
+        if speed is None or float(speed[1]) not in GENERATIONS or not width.isdigit() or width == "0":
+            return None
+        found += [GENERATIONS[float(speed[1])], int(width)]
+    return PcieLink(*found)
 
 
 def distance(a: Function, b: Function) -> Distance:
@@ -172,7 +189,10 @@ def parse_xpu_topology(text: str) -> dict[tuple[int, int], str]:
     Raises InvalidInput when it is no such matrix.
     """
     lines = [line.split() for line in text.splitlines() if line.strip()]
-    header = next((line for line in lines if line[0].startswith("XPU") and line[-1][:3] in ("XPU", "NIC")), None)
+    # Columns of cards and of affinities may follow those of devices.
+    header = next(
+        (ln for ln in lines if ln[0].startswith("XPU") and [*ln, "XPU"][1][:3] in ("XPU", "NIC", "CPU")), None
+    )
     if header is None:
         raise InvalidInput("expected the matrix of `xpu_smi topo -m`: a header with XPU0, XPU1, ...")
     columns = [int(name[3:]) for name in header if name.startswith("XPU")]

@@ -6,7 +6,8 @@ import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 
-from relight.agent.devices.base import Device, Reading
+from relight.agent.devices.base import Device, Kind, Reading, Wanted
+from relight.agent.devices.host import Host
 from relight.agent.procfs import Procfs
 from relight.core.errors import FieldError, InvalidInput
 
@@ -45,6 +46,10 @@ class CpuDevices:
     def held_bytes(self, pids: Iterable[int]) -> int:
         return sum(self._procfs.pss(pid) for pid in pids)
 
+    def processes(self) -> None:
+        """Memory of a host has no owner but the processes' own counts."""
+        return
+
     def readings(self) -> tuple[Reading, ...]:
         """How busy its cores (all of them, where it is bound to none) were since the last call; no more is known."""
         with self._reading:
@@ -52,8 +57,11 @@ class CpuDevices:
             now = self._ticks
         return tuple(Reading(d.id, _busy_share(before, now, d.cores or tuple(now))) for d in self._devices)
 
-    def capabilities(self) -> Mapping[str, str]:
-        return {"memory": "pss", "cores": str(sum(len(d.cores) for d in self._devices))}
+    def links(self) -> Mapping[tuple[str, str], str]:
+        return {}
+
+    def facts(self) -> Mapping[str, str]:
+        return {}
 
 
 def _busy_share(
@@ -64,3 +72,18 @@ def _busy_share(
     busy = sum(now[core][0] - before[core][0] for core in both)
     whole = sum(now[core][1] - before[core][1] for core in both)
     return min(1.0, max(0.0, busy / whole)) if whole > 0 else None
+
+
+def _there(host: Host) -> str:
+    """Every host has some, so none is taken for want of anything else."""
+    return ""
+
+
+def _open(host: Host, wanted: Wanted) -> CpuDevices:
+    if not wanted.listed:
+        expected = "a list of them, each with `id` and `memory_bytes`: how cores are divided nobody else can say"
+        raise InvalidInput("no cpu devices", [FieldError("devices", expected, "kind: cpu")])
+    return CpuDevices(wanted.listed, Procfs(host.procfs))
+
+
+KIND = Kind("cpu", (), _there, _open)

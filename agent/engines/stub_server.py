@@ -97,7 +97,8 @@ class StubEngine:
         if body.get("stream"):
             return Response(200, stream=self._events(tokens, chat))
         text = " ".join([t async for t in tokens])
-        choice: dict[str, Any] = {"index": 0, "finish_reason": "length"}
+        reason = "abort" if self.counts["started"] <= self._settings.give_up_first else "length"
+        choice: dict[str, Any] = {"index": 0, "finish_reason": reason}
         choice |= {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
         kind = "chat.completion" if chat else "text_completion"
         return Response(200, {"id": "stub-1", "object": kind, "model": self._name, "choices": [choice]})

@@ -36,6 +36,8 @@ class StubSettings:
     """So many completions run at once, the others wait; 0 for all."""
     fail_first: int = 0
     """So many completions answer 500 before their first byte."""
+    give_up_first: int = 0
+    """So many whole completions end half-way, as an engine ends them whose drain takes too long."""
     cut_after: int | None = None
     """Streams break off after so many tokens."""
     wake_errors: Mapping[str, str] = field(default_factory=dict)

@@ -7,7 +7,18 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from relight.controller.api import cache, events, fleet, models, operations, problems, starts, system
+from relight.controller.api import (
+    cache,
+    capabilities,
+    doctor,
+    events,
+    fleet,
+    models,
+    operations,
+    problems,
+    starts,
+    system,
+)
 from relight.controller.api.callers import Callers
 from relight.controller.api.middleware import OPEN_PATHS, Gate
 from relight.controller.api.parts import Parts
@@ -26,7 +37,7 @@ def _routes() -> FastAPI:
         redirect_slashes=False,
     )
     problems.install(app)
-    for room in (models, operations, fleet, starts, cache, events, system):
+    for room in (models, operations, fleet, capabilities, starts, doctor, cache, events, system):
         app.include_router(room.router)
     return app
 

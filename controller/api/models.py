@@ -12,9 +12,11 @@ from pydantic.json_schema import SkipJsonSchema
 from starlette.responses import Response
 
 from relight.controller.api.callers import Anybody, Caller, needs
+from relight.controller.api.doctor import judge
 from relight.controller.api.parts import ModelName, Namespace, Parts, Running
 from relight.controller.api.problems import AsciiJson, documented
 from relight.controller.api.schemas import AutoscalerOut, Cursor, Limit, ModelOut, Page, ScaleBody, paginate
+from relight.controller.doctor.case import Severity
 from relight.controller.specs import ModelBody
 from relight.controller.state.base import ABSENT
 from relight.core.auth import Identity
@@ -73,6 +75,11 @@ def _show(parts: Parts, key: str) -> ModelOut:
         coming=sum(_coming(i) for i in own),
         dormant=sum(i.state is State.DORMANT and i.desired is Desired.DORMANT for i in own),
         demand=parts.reconciler.gateways.demand(key),
+        warnings=[
+            f"{finding.severity}: {finding.title}: {finding.evidence}"
+            for finding in judge(parts, stored.record.spec)
+            if finding.severity is not Severity.ADVICE
+        ],
     )
 
 

@@ -81,6 +81,8 @@ class ModelOut(BaseModel):
     coming: int
     dormant: int
     demand: Demand | None
+    warnings: list[str]
+    """What the doctor would change: dangers and warnings of the specification where it would run."""
 
 
 class AutoscalerOut(BaseModel):

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from relight.controller.config import Endpoint, ModelConfig
 from relight.core.errors import FieldError, InvalidInput
 from relight.core.ids import is_name
+from relight.core.locks import known
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB)?")
 _UNITS = {None: 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
@@ -28,6 +29,11 @@ def _bytes(value: Any) -> Any:
             raise ValueError("a size such as 512MiB, 8GiB, or a number of bytes")
         return int(float(found[1]) * _UNITS[found[2]])
     return value
+
+
+def _id(value: Any) -> Any:
+    """An index may be written as a number."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 Size = Annotated[int, BeforeValidator(_bytes), Field(gt=0, le=1 << 50)]
@@ -46,11 +52,30 @@ class DeviceEntry(_Strict):
     memory: Size
 
 
+class AcceleratorsEntry(_Strict):
+    """Accelerators of this machine: which kind, and which of those that are visible."""
+
+    kind: Annotated[str, Field(min_length=1, max_length=63)] = "auto"
+    """nvidia, kunlun, or auto for the only kind that the machine shows."""
+    visible: tuple[Annotated[str, BeforeValidator(_id), Field(min_length=1, max_length=127)], ...] | None = None
+    """Indices, UUIDs, beginnings of UUIDs, MIG ids; without it what CUDA_VISIBLE_DEVICES or XPU_VISIBLE_DEVICES say,
+    else all of them."""
+    count: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """How many there shall be: the agent does not start where it sees more or fewer."""
+
+    def number(self) -> int | None:
+        """How many devices that is; None where the driver alone knows."""
+        return self.count if self.visible is None else len(self.visible)
+
+
 class NodeEntry(_Strict):
     """One node: an agent of its own. Several nodes on one machine stand for several machines."""
 
     name: str
-    devices: Annotated[tuple[DeviceEntry, ...], Field(min_length=1)]
+    devices: tuple[DeviceEntry, ...] = ()
+    """Cores as devices."""
+    accelerators: AcceleratorsEntry | None = None
+    """Devices that a driver knows, instead of `devices`."""
     force_tcp: bool = False
     """Behave as if no other node were on this host: weights come over tcp."""
     rdma: Literal["auto", "off"] | tuple[Annotated[str, Field(min_length=1, max_length=63)], ...] = "auto"
@@ -59,13 +84,26 @@ class NodeEntry(_Strict):
     """Bytes per second that receivers together may read from one engine of this node; without it, all that goes."""
     host_memory: Size | None = None
     """Memory that copies of weights may take on this node, beside its devices' (docs/host-tier.md); none without it."""
+    ignore_locks: tuple[str, ...] = ()
+    """Version locks that do not count on this node, by name (docs/hardware.md)."""
     metrics_port: Port | None = None
     """Where this node's agent serves metrics of its devices, on loopback (docs/metrics.md); nowhere without it."""
+
+    @field_validator("ignore_locks")
+    @classmethod
+    def _locks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        try:
+            known(value)
+        except InvalidInput as error:
+            raise ValueError(str(error)) from error
+        return value
 
     @model_validator(mode="after")
     def _named(self) -> NodeEntry:
         if not is_name(self.name):
             raise ValueError("a node is named by lower-case letters, digits, '-' and '.'")
+        if bool(self.devices) == (self.accelerators is not None):
+            raise ValueError("either devices, which are cores, or accelerators")
         twice = [i for i, n in Counter(d.id for d in self.devices).items() if n > 1]
         if twice:
             raise ValueError(f"device ids of a node must differ; twice: {', '.join(twice)}")
@@ -242,7 +280,10 @@ def _impossible(config: MachineConfig) -> list[Impossible]:
             )
         each = model.members * model.devices_per_member
         awake, asleep = awake + model.replicas * each, asleep + model.guardians.replicas * each
-    there = sum(len(node.devices) for node in config.nodes)
+    numbers = [node.accelerators.number() if node.accelerators else len(node.devices) for node in config.nodes]
+    if None in numbers:
+        return found
+    there = sum(number or 0 for number in numbers)
     # Guardians may share what no replica has, as many to a device as all models allow.
     shared = min((model.guardians.max_per_device for model in config.models), default=1)
     if awake > there or asleep > (there - awake) * shared:

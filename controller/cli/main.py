@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from relight.controller.cli import cache, cluster, machine, render, told, watching
+from relight.controller.cli import advice, cache, cluster, machine, render, told, watching
 from relight.controller.cli import pki as authority
 from relight.controller.cli import up as machine_up
 from relight.controller.cli.client import EXIT, exit_status
@@ -33,6 +33,8 @@ app = typer.Typer(
 app.add_typer(cache.app, name="cache")
 app.command(epilog="Example: relight definitions --apply")(cluster.definitions)
 app.command(epilog="Example: relight purge --yes")(cluster.purge)
+app.command(epilog="Example: relight doctor --model default/smollm2")(advice.doctor)
+app.command(epilog="Example: relight capabilities --output json")(advice.capabilities)
 
 
 Namespaced = Annotated[str, typer.Option("--namespace", "-n", help="Namespace of the model.")]

@@ -8,6 +8,9 @@ from relight.controller.cli.client import Client
 from relight.controller.cli.render import cached, console, emit, when
 from relight.core.errors import NotFound
 
+LONGEST = 5
+"""Parts of a start that are shown with what makes them shorter."""
+
 
 def find(client: Client, name: str, namespace: str) -> list[dict[str, Any]]:
     """The explanations of an instance, or of each instance of a model; raises NotFound when it is neither."""
@@ -45,6 +48,9 @@ def explanation(told: dict[str, Any]) -> None:
     for rung in told["rungs"]:
         mark = "took" if rung["ok"] else "failed"
         _line(f"  rung {rung['kind']} {mark} ({rung['seconds']:.3f} s): {rung['reason']}")
+    for phase in told["phases"][:LONGEST]:
+        knob = f"; shorter by: {phase['knob']}" if phase["knob"] else ""
+        _line(f"  {phase['share']:.0%} {phase['name']} ({phase['seconds']:.3f} s): {phase['what']}{knob}")
     columns = [
         ("MODE", "mode"), ("TAKEN", "chosen"), ("FITS", "fits"), ("PREDICTED S", "predicted_seconds"),
         ("MEASURED S", "measured_seconds"), ("STARTS", "starts"), ("REASON", "reason"),
@@ -90,3 +96,14 @@ def decisions(told: dict[str, Any], model: str) -> None:
         ("OVERDUE", "overdue"), ("WHY", "why"),
     ]  # fmt: skip
     emit(told["decisions"], "table", columns)
+
+
+def findings(told: list[dict[str, Any]]) -> None:
+    """What the doctor says, the worst first."""
+    for each in told:
+        _line(f"{each['severity'].upper()} {each['about']}: {each['title']}")
+        _line(f"  seen: {each['evidence']}")
+        _line(f"  cost: {each['cost']}")
+        _line(f"  do: {each['fix']}")
+    if not told:
+        _line("nothing to say")

@@ -157,9 +157,11 @@ def _agent(
             "archive": config.compile_cache.archive,
             "trusted_keys": list(config.compile_cache.trusted_keys),
         },
+        "ignore_locks": list(node.ignore_locks),
         "host_tier": {"budget_bytes": node.host_memory or 0},
         "metrics_port": node.metrics_port,
         "devices": [{"id": d.id, "cores": list(d.cores), "memory_bytes": d.memory} for d in node.devices],
+        "accelerators": node.accelerators.model_dump() if node.accelerators else None,
         "engines": {name: engine.model_dump() for name, engine in config.engines.items()},
         "log_level": config.log_level,
     }

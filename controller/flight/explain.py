@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from relight.controller.doctor.judge import RankedPhase, rank
 from relight.controller.flight.compare import Comparison, compare
 from relight.controller.flight.predict import KEPT, recent_median
 from relight.controller.flight.timeline import Timeline
@@ -52,6 +53,8 @@ class Explanation:
     prediction_error: float | None
     """The share of the measured time by which the prediction was wrong."""
     rungs: tuple[RungResult, ...]
+    phases: tuple[RankedPhase, ...]
+    """Where its time went, the longest first, and what makes each part shorter."""
     modes: tuple[ModeCost, ...]
     comparison: Comparison
 
@@ -76,6 +79,7 @@ def explain(timeline: Timeline, starts: Iterable[Timeline]) -> Explanation:
         predicted_seconds=timeline.predicted_seconds,
         prediction_error=timeline.error,
         rungs=timeline.rungs,
+        phases=rank(timeline),
         modes=tuple(_cost(mode, timeline, known) for mode in ORDER),
         comparison=compare(timeline, known),
     )

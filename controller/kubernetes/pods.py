@@ -208,6 +208,11 @@ def _agent(body: Object, added: Added, engine: Object) -> Object:
     }
 
 
+def unclear(snapshot: Snapshot) -> frozenset[str]:
+    """The slots of which nothing may be concluded."""
+    return frozenset(slot.slot for slot in snapshot.slots if not slot.clear)
+
+
 @dataclass(frozen=True, slots=True)
 class Held:
     """What a slot holds: replicas that serve or are on their way, and dormant instances."""
@@ -217,8 +222,8 @@ class Held:
 
 
 def held(snapshot: Snapshot) -> dict[str, Held]:
-    """By slot."""
-    found: dict[str, Held] = {}
+    """By slot. What nobody knows of is held to serve: its pod must not be deleted as an empty one."""
+    found = {slot: Held(replicas=1) for slot in unclear(snapshot)}
     for instance in snapshot.instances:
         if instance.remembered or instance.state is State.GONE:
             continue
@@ -289,7 +294,7 @@ def places(pods: Mapping[str, Object], nodes: Mapping[str, Object], pools: Mappi
         spec = (pools.get(f"{namespace}/{pool}") or {}).get("spec") or {}
         allowed = tuple(f"{namespace}/{name}" for name in spec.get("allowedModels") or [])
         node = nodes.get((pod.get("spec") or {}).get("nodeName") or "")
-        found[slot_of(pod)] = Place(f"{namespace}/{pool}", allowed, _closing(pod, node))
+        found[slot_of(pod)] = Place(f"{namespace}/{pool}", allowed, _closing(pod, node), _shown(pod))
     return found
 
 
@@ -310,14 +315,30 @@ def _closing(pod: Object, node: Object | None) -> str:
     return ""
 
 
+def _shown(pod: Object) -> str:
+    """The model, by key, whose replica the pod's gate says to be there or on its way; empty when none."""
+    told = _condition(pod, PROVEN_GATE) or {}
+    model = told.get("message") if told.get("reason") in _COUNTED else ""
+    return f"{pod['metadata']['namespace']}/{model}" if model else ""
+
+
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What a slot pod shows: the model of its awake replica, its state, and whether that one is proven."""
+    """What a slot pod shows: the model of its awake replica, its state, whether that one is proven, and since when
+    (wall seconds) it has been in that state."""
 
     model: str = ""
     state: str = "idle"
     proven: bool = False
     reason: str = "NoReplica"
+    since: float = 0.0
+
+    def early(self, pod: Object, now: float) -> bool:
+        """Whether `pod` is better not labelled yet: it shows a guardian, whose wake may be over in a moment.
+
+        A kubelet that takes in changed labels looks at nothing else for up to a second or two, and so at the gate.
+        """
+        return self.state == "waking" and state_of(pod) == "guardian" and now < self.since + LABELLED_AFTER_SECONDS
 
 
 def marks(snapshot: Snapshot) -> dict[str, Mark]:
@@ -336,7 +357,10 @@ def marks(snapshot: Snapshot) -> dict[str, Mark]:
     return found
 
 
-_STATES = ("idle", "failed", "guardian", "starting", "waking", "draining", "ready", "lost")
+_STATES = ("idle", "failed", "guardian", "preparing", "starting", "waking", "draining", "ready", "lost")
+_COUNTED = ("Starting", "Waking", "Proven")
+"""Reasons at the gate of what counts as a replica of its model."""
+LABELLED_AFTER_SECONDS = 2.0
 _WEIGHT = {state: n for n, state in enumerate(_STATES)}
 """Of several instances on one slot the one that counts most is shown."""
 
@@ -350,11 +374,15 @@ def _mark(instance: InstanceView) -> Mark:
         return Mark("", "failed", False, "Failed")
     if state is State.DRAINING or (state is State.READY and instance.desired is not Desired.READY):
         return Mark(model, "draining", False, "Draining")
-    if instance.desired is Desired.READY:
-        dormant = state in (State.WAKING, State.DORMANT, State.SLEEPING)
-        return Mark(model, "waking", False, "Waking") if dormant else Mark(model, "starting", False, "Starting")
-    if instance.desired is Desired.DORMANT:
+    if instance.desired is Desired.READY and state is State.WAKING:
+        since = min((m.report.since for m in instance.members if m.report), default=0.0)
+        return Mark(model, "waking", False, "Waking", since)
+    if instance.desired is Desired.READY and state not in (State.DORMANT, State.SLEEPING):
+        return Mark(model, "starting", False, "Starting")
+    if state in (State.DORMANT, State.SLEEPING):
         return Mark("", "guardian", False, "Dormant")
+    if instance.desired is Desired.DORMANT:
+        return Mark("", "preparing", False, "NotAsleepYet")
     return Mark("", "idle", False, "Ending")
 
 
@@ -371,14 +399,13 @@ def label_patch(pod: Object, mark: Mark) -> Object | None:
 def gate_patch(pod: Object, mark: Mark, now: str) -> Object | None:
     """What makes the pod's readiness gate say `mark`, as a strategic merge of its status; None when it does."""
     known = _condition(pod, PROVEN_GATE)
-    status = "True" if mark.proven else "False"
-    if known is not None and known.get("status") == status and known.get("reason") == mark.reason:
+    told = {"status": "True" if mark.proven else "False", "reason": mark.reason, "message": mark.model}
+    if known is not None and all((known.get(k) or "") == v for k, v in told.items()):
         return None
-    changed = known is None or known.get("status") != status
+    changed = known is None or known.get("status") != told["status"]
     condition = {
         "type": PROVEN_GATE,
-        "status": status,
-        "reason": mark.reason,
+        **told,
         "lastTransitionTime": now if changed or known is None else known.get("lastTransitionTime"),
     }
     return {
@@ -390,6 +417,11 @@ def gate_patch(pod: Object, mark: Mark, now: str) -> Object | None:
 def state_of(pod: Object) -> str:
     """What the pod's label says of it."""
     return _labels(pod).get(STATE_LABEL, "")
+
+
+def model_of(pod: Object) -> str:
+    """Whose Services the pod's label puts it behind; empty for nobody's."""
+    return _labels(pod).get(MODEL_LABEL, "")
 
 
 def is_proven(pod: Object) -> bool:

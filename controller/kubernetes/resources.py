@@ -100,10 +100,12 @@ class EnvVar(_Field):
 
 class Parallelism(_Field):
     """How one replica is spread: devices of a slot by `tensor`, slots by `pipeline`; with `expert` the experts of a
-    mixture are dealt over the devices of a slot, and not each cut into slices."""
+    mixture are dealt over the devices of a slot, and not each cut into slices. `data` is 1, and refused above instead
+    of pruned in silence: each replica is one rank of that kind, and their number is `spec.replicas`."""
 
     tensor: Annotated[int, Field(ge=1, le=64)] = 1
     pipeline: Annotated[int, Field(ge=1, le=256)] = 1
+    data: Annotated[int, Field(ge=1, le=1)] = 1
     expert: bool = False
 
 

@@ -31,12 +31,11 @@ class SlotPods:
         """Labels and gates say what stands in each slot that was heard of; tells what is reached by them."""
         marks = slot_pods.marks(step.snapshot)
         pods = self._caches.pods.objects
-        heard = [
-            p
-            for p in pods.values()
-            if not p["metadata"].get("deletionTimestamp") and not self._reconciler.fleet.awaits(slot_pods.slot_of(p))
-        ]
-        await asyncio.gather(*(self._mark(step, p, marks.get(slot_pods.slot_of(p), Mark())) for p in heard))
+        # The store may just have been emptied: what serves must not be unrouted because nobody knows of it yet.
+        unclear = slot_pods.unclear(step.snapshot)
+        told = [p for p in pods.values() if not p["metadata"].get("deletionTimestamp")]
+        told = [p for p in told if slot_pods.slot_of(p) not in unclear]
+        await asyncio.gather(*(self._mark(step, p, marks.get(slot_pods.slot_of(p), Mark())) for p in told))
         proven = {slot_pods.slot_of(p) for p in pods.values() if slot_pods.is_proven(p)}
         routed = {
             i.instance
@@ -46,11 +45,17 @@ class SlotPods:
         self._reconciler.places.set_routed(frozenset(routed))
 
     async def _mark(self, step: Step, pod: Object, mark: Mark) -> None:
-        """Labels say who is coming before the gate opens, and the gate closes before they say that it leaves."""
-        for write in (self._label, self._gate) if mark.proven else (self._gate, self._label):
+        """The gate first, on the way up as on the way down: a kubelet that has just taken in other labels looks at it a
+        second later. Only where labels still name another model they go first, lest requests for that one come here.
+        """
+        foreign = mark.proven and slot_pods.model_of(pod) not in ("", mark.model)
+        for write in (self._label, self._gate) if foreign else (self._gate, self._label):
             pod = await write(step, pod, mark)
 
     async def _label(self, step: Step, pod: Object, mark: Mark) -> Object:
+        if mark.early(pod, self._clock.now()):
+            step.retry = True
+            return pod
         body = slot_pods.label_patch(pod, mark)
         return pod if body is None else await self._patch(step, pod, body)
 

@@ -114,7 +114,12 @@ def model_status(found: Object, facts: ModelFacts, now: str) -> dict[str, Any]:
         last_scale=_last_scale(facts.operation),
         last_starts=[_last_start(t) for t in facts.starts[:LAST_STARTS]],
         guardian_safe=None if safe is None else not safe,
-        conditions=conditions(_model_findings(facts, len(ready), replicas, decided), known, generation, now),
+        conditions=conditions(
+            [*_model_findings(facts, len(ready), replicas, decided), _guardians(facts, len(asleep)), *_safety(facts)],
+            known,
+            generation,
+            now,
+        ),
     )
     return _patch(status)
 
@@ -133,8 +138,13 @@ def _model_findings(facts: ModelFacts, ready: int, replicas: int, decided: int) 
             missing or why,
         ),
         Finding("ConflictingWriters", bool(facts.conflict), "Conflict" if facts.conflict else "None", facts.conflict),
-        *_safety(facts),
     ]
+
+
+def _guardians(facts: ModelFacts, asleep: int) -> Finding:
+    wanted = facts.decision.guardians if facts.decision else 0
+    stand = facts.decision is not None and asleep >= wanted
+    return Finding("GuardiansReady", stand, "Dormant" if stand else "Fewer", f"{asleep} of {wanted} sleep")
 
 
 def _unsafe(facts: ModelFacts) -> str | None:

@@ -40,6 +40,11 @@ class Fleet:
         until = self._clock.monotonic() + self._grace
         self._awaited.update({slot: until for slot in slots if slot not in self._seen})
 
+    @property
+    def awaited(self) -> frozenset[str]:
+        """The slots that are expected and were not heard of yet, nor missed their grace time."""
+        return frozenset(slot for slot in self._awaited if self.awaits(slot))
+
     def awaits(self, slot: str) -> bool:
         """Whether the slot is expected and was not heard of yet: nothing may be concluded of what runs there."""
         return self._awaited.get(slot, 0.0) > self._clock.monotonic()
@@ -81,8 +86,7 @@ class Fleet:
 
     def synced(self) -> bool:
         """Whether every expected slot was heard of or missed its grace time."""
-        now = self._clock.monotonic()
-        return all(until <= now for until in self._awaited.values())
+        return not self.awaited
 
     def next_grace_in(self) -> float | None:
         """Seconds until the next grace time ends; None when none runs."""

@@ -1,4 +1,4 @@
-"""Where slots stand, by the word of whoever made them: pool, allowed models, and why a slot closes.
+"""Where slots stand, by the word of whoever made them: pool, allowed models, why a slot closes, and what was put there.
 
 On one machine nobody says anything, and every slot is open to models that name no pool.
 """
@@ -11,11 +11,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One slot's: its pool as `namespace/name`, the models that the pool allows (empty: all), why it closes."""
+    """One slot's: its pool as `namespace/name`, the models that the pool allows (empty: all), why it closes, and the
+    model (by key) whose replica was last seen to stand or to come there."""
 
     pool: str = ""
     allowed: tuple[str, ...] = ()
     closing: str = ""
+    shows: str = ""
 
 
 class Places:

@@ -57,7 +57,7 @@ class Observer:
         now = self._clock.now()
         unadopted = {s for s in self._fleet.seen if not self.may_assign(s)}
         assignments = {slot: v.record for slot, v in self._catalog.assignments.items()}
-        names = sorted({*self._fleet.seen, *self._catalog.slots, *assignments})
+        names = sorted({*self._fleet.seen, *self._fleet.awaited, *self._catalog.slots, *assignments})
         instances = [*self._instances(assignments, now), *self._strangers(assignments)]
         self._forget_drains({i.instance for i in instances if i.desired is Desired.DRAINED})
         instances += [self._memory(v.record) for v in self._catalog.failures.values()]
@@ -111,9 +111,20 @@ class Observer:
             report = seen.report
             view = SlotView(
                 name, alive, report.boot_id, report.force_tcp, report.engines, report.devices, report.transports,
-                report.cache, remembered(report.cache, before), report.host_tier,
+                report.cache, remembered(report.cache, before), report.host_tier, facts=report.facts,
+                capabilities=report.capabilities,
             )  # fmt: skip
-        return replace(view, pool=place.pool, allowed=place.allowed, closing=place.closing)
+        awaited = self._fleet.awaits(name)
+        # Nobody else knows what runs there: were it not counted, another would be woken in its stead.
+        presumed = place.shows if awaited and name not in self._catalog.assignments else ""
+        return replace(
+            view,
+            pool=place.pool,
+            allowed=place.allowed,
+            closing=place.closing,
+            clear=assignable and not awaited,
+            presumed=presumed,
+        )
 
     def _instances(self, assignments: Mapping[str, Assignment], now: float) -> Iterable[InstanceView]:
         members: dict[str, list[tuple[Assignment, InstanceAssignment]]] = {}

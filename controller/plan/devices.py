@@ -6,7 +6,7 @@ Zero I/O: core only. Taking some makes them unavailable for the rest of a plan.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from relight.controller.plan.fleet import closed_to
@@ -48,24 +48,32 @@ class FreeDevices:
             for place in places_of(instance):
                 self._tenants.setdefault(place, {})[found.instance] = found
         known = {i.instance for i in snapshot.instances}
+        claimed = _claims(self._slots.values())
         self._usable: dict[str, list[DeviceReport]] = {
             name: [
                 device
                 for device in sorted(slot.devices, key=lambda d: d.id)
-                if device.healthy and all(holder.instance in known for holder in device.holders)
+                if device.healthy
+                and all(holder.instance in known for holder in device.holders)
+                and claimed[slot.boot_id, device.id] <= 1
             ]
             for name, slot in sorted(self._slots.items())
         }
 
     def find(
-        self, spec: ModelSpec, crowd: Iterable[str], around: Iterable[str] = (), but_for: Collection[str] = ()
+        self,
+        spec: ModelSpec,
+        crowd: Iterable[str],
+        around: Iterable[str] = (),
+        but_for: Collection[str] = (),
+        unable: Mapping[str, str] | None = None,
     ) -> tuple[Chosen, str]:
         """A slot and its devices for every member of one instance of `spec`, or nothing and the reason.
 
         Every member has a slot of its own: an agent knows an instance by its id alone.
         `crowd` names the slots of the model's other instances, once each: emptier slots are preferred. `around` names
         those from whose hosts this one shall keep away, where the model asks for that. The instances of `but_for` count
-        as asleep.
+        as asleep. Slots that are `unable` are left out for the reason given.
         """
         hosts = Counter(self._host(slot) for slot in around if spec.guardians.spread is not Spread.NONE)
         apart = spec.guardians.spread is Spread.REQUIRED
@@ -80,12 +88,13 @@ class FreeDevices:
                 devices, crowded = self._room(name, spec, but_for)
                 if name in used:
                     refused["with another member"] += 1
-                elif why := closed_to(spec, self._slots[name]):
+                elif why := closed_to(spec, self._slots[name]) or (unable or {}).get(name, ""):
                     refused[why] += 1
                 elif apart and self._host(name) in hosts:
                     refused["on a host that has another instance of it (spread)"] += 1
                 elif spec.engine not in self._slots[name].engines:
-                    refused[f"without engine {spec.engine}"] += 1
+                    locked = self._slots[name].facts.get(f"refused/{spec.engine}")
+                    refused[f"without matching versions ({locked})" if locked else f"without engine {spec.engine}"] += 1
                 elif len(devices) < each:
                     refused[crowded or "without enough free devices"] += 1
                 elif 0 < sum(d.total_bytes for d in devices[:each]) < spec.memory_bytes:
@@ -151,6 +160,12 @@ class FreeDevices:
         """The host of a slot: slots of one boot are on one."""
         view = self._slots.get(slot)
         return (view.boot_id if view else "") or slot
+
+
+def _claims(slots: Iterable[SlotView]) -> Counter[Place]:
+    """How many slots of one host, by its boot, have each device. Two of one were given the same, and neither gets more:
+    whose it is nobody here can say. Cores have names that slots choose."""
+    return Counter((slot.boot_id, d.id) for slot in slots for d in slot.devices if d.kind != "cpu")
 
 
 def _limit(spec: ModelSpec) -> int:

@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from relight.controller.plan.capable import closed_modes, no_sleep
 from relight.controller.plan.devices import FreeDevices
 from relight.controller.plan.fleet import ModelFleet, due, retry_at, same_runtime, sort_fleet
 from relight.controller.plan.modes import STARTS, Chosen, choose, ruled_out, start_price, wake_price, with_sleep
@@ -103,6 +104,7 @@ class _Planner:
         self._placements += excess_replicas(view, lists, decision)
         if view is not None:
             missing = decision.replicas - len(lists.wanted)
+            missing -= self._presumed(view, missing)
             if lists.stale:
                 missing = min(missing, self._replace(view, lists, decision))
             missing = self._take_back(view, lists, missing)
@@ -113,6 +115,13 @@ class _Planner:
         lists.guardians += [i for i in lists.failed if asleep_again(i)]
         self._placements += settle_drained(view, lists, decision, self._slots)
         self._placements += excess_guardians(view, lists, decision, self._slots)
+
+    def _presumed(self, view: ModelView, missing: int) -> int:
+        """How many of the missing may stand already where nobody was heard of yet, each with its reason told."""
+        key = view.spec.key
+        there = [slot.slot for slot in self._snapshot.slots if slot.presumed == key][: max(0, missing)]
+        self._unplaced += [f"{key}: {slot} was not heard of yet, and is said to have a replica" for slot in there]
+        return len(there)
 
     def _make_way(self) -> None:
         """Lets what stands above a written number go for models whose requests wait for its devices."""
@@ -192,7 +201,10 @@ class _Planner:
         if not self._snapshot.synced:
             chosen, no_room = [], "not every slot was heard of yet, and one may run it already"
         ladder = self._sources.fresh(spec, chosen, view.allowed_rungs)
-        failed = ruled_out(i for i in lists.remembered if i.desired is Desired.READY)
+        failed = {
+            **closed_modes(spec, self._slots, tuple(name for name, _ in chosen)),
+            **ruled_out(i for i in lists.remembered if i.desired is Desired.READY),
+        }
         starts = (start_price(m, spec, chosen, no_room, ladder, self._predictions, failed) for m in STARTS)
         prices = (wake[1] if wake else self._no_guardian(lists), *starts)
         best, why = choose(spec.mode, prices)
@@ -317,7 +329,9 @@ class _Planner:
                 return
             crowd = [m.slot for i in (*lists.wanted, *lists.stale, *lists.guardians) for m in i.members]
             crowd += [s for p in self._placements if p.model == spec.key for s in p.slots]
-            chosen, no_room = self._free.find(spec, crowd, self._around(spec.key, lists))
+            chosen, no_room = self._free.find(
+                spec, crowd, self._around(spec.key, lists), unable=no_sleep(spec, self._slots)
+            )
             ladder = self._sources.fresh(spec, chosen, ())
             failed = ruled_out(i for i in lists.remembered if i.desired is Desired.DORMANT)
             kind = chosen[0][1][0].kind if chosen and chosen[0][1] else ""

@@ -89,6 +89,9 @@ from relight.core.records.reported import (
     CacheReport as CacheReport,
 )
 from relight.core.records.reported import (
+    Capability as Capability,
+)
+from relight.core.records.reported import (
     DeviceHolder as DeviceHolder,
 )
 from relight.core.records.reported import (
@@ -119,6 +122,9 @@ from relight.core.records.reported import (
     MemoryReading as MemoryReading,
 )
 from relight.core.records.reported import (
+    PcieLink as PcieLink,
+)
+from relight.core.records.reported import (
     Phase as Phase,
 )
 from relight.core.records.reported import (
@@ -141,6 +147,9 @@ from relight.core.records.reported import (
 )
 from relight.core.records.reported import (
     StartRecord as StartRecord,
+)
+from relight.core.records.reported import (
+    Verdict as Verdict,
 )
 from relight.core.records.routed import (
     GatewayInstance as GatewayInstance,

@@ -7,7 +7,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from relight.core.records.assigned import Rung
-from relight.core.records.reported import CacheReport, DeviceReport, Failure, HostReport, InstanceReport, Phase
+from relight.core.records.reported import (
+    CacheReport,
+    Capability,
+    DeviceReport,
+    Failure,
+    HostReport,
+    InstanceReport,
+    Phase,
+)
 from relight.core.records.wanted import Desired, Mode, ModelSpec, RungKind
 from relight.core.states import State
 
@@ -46,6 +54,15 @@ class SlotView:
     """The models that its pool allows, by key; empty for all that name the pool."""
     closing: str = ""
     """Why nothing new goes there and what is there moves elsewhere; empty while it stays."""
+    clear: bool = True
+    """Whether it is known what runs there: its agent was heard of, and all that it runs is assigned."""
+    presumed: str = ""
+    """The model, by key, of which a replica is said to stand there, while neither the slot's agent was heard of nor the
+    store knows; empty otherwise."""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """As its agent reports them (SlotReport)."""
+    capabilities: tuple[Capability, ...] = ()
+    """As its agent reports them (SlotReport)."""
 
 
 @dataclass(frozen=True, slots=True)

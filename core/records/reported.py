@@ -187,6 +187,17 @@ class DeviceHolder:
 
 
 @dataclass(frozen=True, slots=True)
+class PcieLink:
+    """The link between a device and its host: generation and lanes now, and at best. An idle device lowers the
+    generation by itself, and never the lanes."""
+
+    generation: int
+    width: int
+    best_generation: int
+    best_width: int
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceReport:
     """One device as measured. `id` is opaque; `parent` owns the memory and carries the transition lock."""
 
@@ -199,6 +210,12 @@ class DeviceReport:
     model_name: str = ""
     healthy: bool = True
     reason: str = ""
+    pcie: PcieLink | None = None
+    """None where it cannot be told."""
+    nic: str = ""
+    """The RDMA card that carries its traffic; empty where there is none, or the device's place is not known."""
+    nic_distance: str = ""
+    """How far away that card is: PIX, PXB, PHB, NODE or SYS, as vendors' tools say it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +239,29 @@ class CacheReport:
     compiles: int = 0
     """Starts in which an engine compiled something."""
     grant_key: str = field(default="", repr=False)
+
+
+class Verdict(StrEnum):
+    """What is known of a capability. Unknown means the slower way that is safe."""
+
+    YES = "yes"
+    NO = "no"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Capability:
+    """What engines of one kind can do on a slot's devices with its versions, as seen there or as read of them."""
+
+    engine: str
+    name: str
+    verdict: Verdict
+    reason: str
+    """The measurement or failure that it rests on, or what was read."""
+    ranks: int = 0
+    """Devices of one member that it was seen with; 0 for any number."""
+    at: float = 0.0
+    """When it was seen (wall); 0 for what was read."""
 
 
 class HostState(StrEnum):
@@ -298,6 +338,9 @@ class SlotReport:
     does."""
     engines: Mapping[str, str] = field(default_factory=dict)
     """Engine name -> version that this slot can start."""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """What version locks and the doctor look at: driver, firmware, runtime of the devices, limits of the host."""
+    capabilities: tuple[Capability, ...] = ()
     devices: tuple[DeviceReport, ...] = ()
     instances: tuple[InstanceReport, ...] = ()
     cache: CacheReport | None = None

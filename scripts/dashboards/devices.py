@@ -87,6 +87,20 @@ _STATE = Row(
             device_only=True,
         ),
         Panel(
+            "Uncorrected memory errors",
+            "Since the driver was loaded. One that grows is a device to take out.",
+            Unit.COUNT,
+            (Query("max by (instance, device) (relight_device_ecc_errors)", "{{instance}} {{device}}"),),
+            device_only=True,
+        ),
+        Panel(
+            "PCIe lanes in use",
+            "Of those that the device could use. Below 1 it is seated badly, or its slot is too narrow.",
+            Unit.RATIO,
+            (Query("min by (instance, device) (relight_device_pcie_lanes_ratio)", "{{instance}} {{device}}"),),
+            device_only=True,
+        ),
+        Panel(
             "Devices by health",
             "One that is not healthy is offered to nobody; `relight status` says why.",
             Unit.COUNT,

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 from tests.chart.helm import SYSTEM, VERSIONS, Helm
-from tests.chart.release import TENANT
+from tests.chart.release import RESOURCE, TENANT
+from tests.kubernetes.admission import Admission
 from tests.kubernetes.plane import ControlPlane
 
 REPORT = pytest.StashKey[str]()
@@ -26,6 +27,15 @@ def plane(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
             running.kubectl("create", "namespace", name)
         yield running
         request.config.stash[REPORT] = running.report()
+
+
+@pytest.fixture(scope="session")
+def ready(plane: ControlPlane) -> Iterator[ControlPlane]:
+    """The control plane with a node whose pods these tests run as processes."""
+    plane.hollow_node("slots-0", {"slots": "yes"}, {RESOURCE: 4, "nvidia.com/gpu": 4})
+    admission = Admission(plane)
+    yield plane
+    admission.close()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+FIGURES: dict[str, float] = {}
 COUNTS = Counter[str](
     combinations=0, requests_sent=0, requests_lost=0, resources_left_after_purge=0, bad_values_refused=0
 )

@@ -7,14 +7,13 @@ import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
 from tests.chart.figures import COUNTS
 from tests.chart.helm import CHART, RELEASE, SYSTEM, Helm, HelmError
 from tests.chart.pods import SELECTOR, ReleasePods
+from tests.kubernetes.load import Load, asking
 from tests.kubernetes.plane import ControlPlane
 from tests.kubernetes.slots import SOURCES, Kubelets
 
@@ -55,21 +54,6 @@ VALUES: dict[str, Any] = {
 Found = set[tuple[str, str, str]]
 """(kind, namespace, name)"""
 MADE_BY_OTHERS = {"Event", "EndpointSlice", "Endpoints", "CSINode", "PodMetrics", "ControllerRevision"}
-
-
-@dataclass
-class Load:
-    """Requests of clients, each over a connection of its own, as a load balancer has them."""
-
-    sent: int = 0
-    answered: int = 0
-    lost: list[str] = field(default_factory=list)
-    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
-
-    async def some_more(self, count: int) -> None:
-        target = self.answered + count
-        async with asyncio.timeout(120), self.changed:
-            await self.changed.wait_for(lambda: self.answered >= target)
 
 
 class Release:
@@ -159,14 +143,10 @@ class Release:
     async def load(self) -> AsyncIterator[Load]:
         """Clients that ask through the gateways' Service until the block is left; then no request may be lost."""
         url = f"http://{self.pods.proxies.names[f'{RELEASE}-gateway.{SYSTEM}.svc:80']}"
-        over, found = asyncio.Event(), Load()
-        clients = [asyncio.create_task(_ask(url, found, over)) for _ in range(4)]
-        try:
+        # Each over a connection of its own, as a load balancer has them.
+        async with asking(url, "chat", keep_connections=False) as found:
             yield found
-        finally:
-            over.set()
-            await asyncio.gather(*clients)
-            COUNTS.update(requests_sent=found.sent, requests_lost=len(found.lost))
+        COUNTS.update(requests_sent=found.sent, requests_lost=len(found.lost))
         assert not found.lost, f"{found.lost[:5]}\n{self.story()}"
 
 
@@ -183,26 +163,6 @@ def kinds(plane: ControlPlane) -> list[Kind]:
             if "list" in r["verbs"] and "/" not in r["name"]
         ]
     return found
-
-
-async def _ask(url: str, load: Load, over: asyncio.Event) -> None:
-    body = {"model": "chat", "prompt": "hello", "max_tokens": 4}
-    limits = httpx.Limits(max_keepalive_connections=0)
-    async with httpx.AsyncClient(timeout=90, trust_env=False, limits=limits) as client:
-        while not over.is_set():
-            load.sent += 1
-            try:
-                reply = await client.post(f"{url}/v1/completions", json=body)
-                if reply.status_code == 200 and reply.json()["choices"][0]["text"]:
-                    load.answered += 1
-                    async with load.changed:
-                        load.changed.notify_all()
-                else:
-                    load.lost.append(f"{reply.status_code}: {reply.text[:300]}")
-            except (httpx.HTTPError, ValueError, KeyError) as error:
-                load.lost.append(f"{type(error).__name__}: {error}")
-            # Each waits a little, so that the stubs' processors are left to others.
-            await asyncio.sleep(0.1)
 
 
 @asynccontextmanager

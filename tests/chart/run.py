@@ -29,9 +29,9 @@ def main() -> int:
     count = Count()
     status = pytest.main(["-m", "chart", "--durations=5", str(FOLDER)], plugins=[count])
     # Only now: pytest has put the tests' own folder on the path, and they have filled it.
-    from tests.chart.figures import COUNTS
+    from tests.chart.figures import COUNTS, FIGURES
 
-    print(json.dumps({**COUNTS, "checks": count.passed, "not_run": count.not_run}))
+    print(json.dumps({**COUNTS, **FIGURES, "checks": count.passed, "not_run": count.not_run}))
     short = [name for name, least in LEAST.items() if COUNTS[name] < least]
     return int(status) or int(bool(short) or any(COUNTS[name] for name in NONE))
 

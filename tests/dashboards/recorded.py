@@ -2,7 +2,8 @@
 
     python -m tests.dashboards.recorded > tests/dashboards/recorded.prom
 
-Readings (temperature, power, utilisation, memory in use and in all):
+Readings (temperature, power, utilisation, memory in use and in all, uncorrected errors; lanes of the P800 are those of
+a "PCIe Gen5 x16" that reports of it name):
     gpu0, gpu1   NVIDIA H100 80GB HBM3: the nvidia-smi table in https://github.com/wilicc/gpu-burn/issues/114
     xpu0, xpu1   Kunlun P800 OAM: `xpu_smi -m` in https://github.com/xyDong0223/infer-forge-harness,
                  tests/unit/test_memory_budget.py
@@ -18,7 +19,7 @@ from prometheus_client import generate_latest
 
 from relight.agent.devices.base import Reading
 from relight.agent.metrics import Metrics
-from relight.core.records import DeviceHolder, DeviceReport, InstanceReport, MemoryReading
+from relight.core.records import DeviceHolder, DeviceReport, InstanceReport, MemoryReading, PcieLink
 from relight.core.states import State
 
 FILE = Path(__file__).with_suffix(".prom")
@@ -26,10 +27,10 @@ MIB = 1 << 20
 H100, P800 = "NVIDIA H100 80GB HBM3", "P800 OAM"
 
 READINGS = (
-    Reading("gpu0", 0.0, 39.0, 145.0, 72790 * MIB),
-    Reading("gpu1", 0.04, 32.0, 140.0, 72790 * MIB),
-    Reading("xpu0", 0.0, 36.0, 86.0, 90440 * MIB),
-    Reading("xpu1", 0.0, 39.0, 86.0, 90440 * MIB),
+    Reading("gpu0", 0.0, 39.0, 145.0, 72790 * MIB, 0),
+    Reading("gpu1", 0.04, 32.0, 140.0, 72790 * MIB, 0),
+    Reading("xpu0", 0.0, 36.0, 86.0, 90440 * MIB, pcie=PcieLink(5, 16, 5, 16)),
+    Reading("xpu1", 0.0, 39.0, 86.0, 90440 * MIB, pcie=PcieLink(5, 16, 5, 16)),
 )
 CARDS = {"mlx5_0": 200e9 / 8, "mlx5_1": 400e9 / 8}
 _HOLDERS = {
@@ -45,7 +46,7 @@ def _device(name: str) -> DeviceReport:
     holders = _HOLDERS[name]
     return DeviceReport(
         id=name,
-        kind="cuda" if gpu else "kunlun",
+        kind="nvidia" if gpu else "kunlun",
         parent=name,
         total_bytes=(81559 if gpu else 98304) * MIB,
         used_bytes=sum(h.bytes for h in holders),

@@ -1,4 +1,4 @@
-"""Clients that never stop asking: through a real gateway, counting what was sent and what was lost."""
+"""Clients that do not stop asking, counting what was sent and what was lost; a real gateway to ask at."""
 
 from __future__ import annotations
 
@@ -68,17 +68,24 @@ async def front_door(cluster: Cluster, model: str = "m") -> AsyncIterator[str]:
 @asynccontextmanager
 async def load(cluster: Cluster, model: str = "m") -> AsyncIterator[Load]:
     """A gateway and clients that ask until the block is left; then none of their requests may be lost."""
-    over = asyncio.Event()
-    async with front_door(cluster, model) as url, httpx.AsyncClient(timeout=90, trust_env=False) as client:
-        found = Load(url)
+    async with front_door(cluster, model) as url, asking(url, model) as found:
+        yield found
+    COUNTS.update(requests_sent=found.sent, requests_lost=len(found.lost))
+    assert not found.lost, found.lost[:5]
+
+
+@asynccontextmanager
+async def asking(url: str, model: str, *, keep_connections: bool = True) -> AsyncIterator[Load]:
+    """Clients that ask at `url` until the block is left; what was lost is told, and for the caller to judge."""
+    over, found = asyncio.Event(), Load(url)
+    limits = httpx.Limits(max_keepalive_connections=CLIENTS if keep_connections else 0)
+    async with httpx.AsyncClient(timeout=90, trust_env=False, limits=limits) as client:
         clients = [asyncio.create_task(_ask(client, found, model, over)) for _ in range(CLIENTS)]
         try:
             yield found
         finally:
             over.set()
             await asyncio.gather(*clients)
-    COUNTS.update(requests_sent=found.sent, requests_lost=len(found.lost))
-    assert not found.lost, found.lost[:5]
 
 
 async def _routes(client: httpx.AsyncClient, url: str, model: str) -> bool:

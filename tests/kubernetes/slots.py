@@ -180,9 +180,17 @@ class Kubelets:
         if words[0] in MODULES:
             words = [sys.executable, "-m", MODULES[words[0]], *words[1:]]
         with (slot.directory / f"{container['name']}.log").open("ab") as log:
-            return await asyncio.create_subprocess_exec(
-                *words, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, env=env, start_new_session=True
+            starting = asyncio.ensure_future(
+                asyncio.create_subprocess_exec(
+                    *words, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, env=env, start_new_session=True
+                )
             )
+            try:
+                return await asyncio.shield(starting)
+            except asyncio.CancelledError:
+                # Nobody else would know of it.
+                await end(await starting, signal.SIGKILL)
+                raise
 
     def _inside(self, slot: SlotPod, word: str) -> str:
         for name, here in self._names.items():
@@ -196,10 +204,12 @@ class Kubelets:
             for container in (c for c in slot.pod["spec"]["containers"] if "lifecycle" in c):
                 hook = await self._process(slot, container, container["lifecycle"]["preStop"]["exec"]["command"])
                 try:
-                    await asyncio.wait_for(hook.wait(), GRACE_SECONDS)
+                    async with asyncio.timeout(GRACE_SECONDS):
+                        await hook.wait()
                 except TimeoutError:
-                    hook.kill()
-                    await hook.wait()
+                    pass
+                finally:
+                    await end(hook, signal.SIGKILL)
         for process in (slot.agent, slot.engine):
             await end(process)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections import Counter
 
 import grpc.aio
+import httpx
 import pytest
-from tests.kubernetes.cluster import Cluster, ControllerProcess
+from tests.kubernetes.cluster import TOKENS, Cluster, ControllerProcess
 from tests.kubernetes.figures import COUNTS, FIGURES
 
 from relight.controller.kubernetes.api import POD, Object
@@ -40,6 +42,19 @@ def _shown(pods: list[Object]) -> dict[str, tuple[dict[str, str], bool]]:
     return {p["metadata"]["name"]: (p["metadata"]["labels"], is_proven(p)) for p in pods}
 
 
+def _adopted(controller: ControllerProcess) -> set[str]:
+    return {e["slot"] for e in controller.events() if e["event"] == "slot.adopted"}
+
+
+async def _unplaced(cluster: Cluster, controller: ControllerProcess) -> list[str]:
+    """Why replicas are missing, as it answers who asks what would happen were the number written anew."""
+    url = f"http://127.0.0.1:{controller.http_port}/api/v1/namespaces/{cluster.namespace}/models/m/scale"
+    async with httpx.AsyncClient(timeout=10, headers={"Authorization": f"Bearer {TOKENS['operator']}"}) as client:
+        reply = await client.put(url, params={"dry_run": "server"}, json={"replicas": 1})
+    assert reply.status_code == 200, reply.text
+    return list(reply.json()["unplaced"])
+
+
 async def test_a_killed_leader_is_followed_by_another_that_takes_nothing_down(cluster: Cluster) -> None:
     first, second = await _two(cluster)
     before = set(await cluster.ready_instances())
@@ -48,6 +63,30 @@ async def test_a_killed_leader_is_followed_by_another_that_takes_nothing_down(cl
     await cluster.kubectl("scale", "modeldeployment/m", "--replicas=2")
     await cluster.stands(readyReplicas=2)
     assert before <= set(await cluster.ready_instances())
+
+
+async def test_a_new_leader_wakes_nobody_in_the_stead_of_a_replica_that_it_has_not_heard_of(cluster: Cluster) -> None:
+    first, second = await _two(cluster)
+    before = await cluster.ready_instances()
+    (where,) = before.values()
+    serving = next(s for s in cluster.kubelets.slots.values() if where == f"{s.name}.{cluster.namespace}")
+    (asleep,) = {f"{s.name}.{cluster.namespace}" for s in cluster.kubelets.slots.values()} - {where}
+    assert serving.agent is not None
+    serving.agent.send_signal(signal.SIGSTOP)
+    try:
+        await first.crash()
+        await second.leads()
+        # Its own store knows nothing, and of the two slots it hears of the one with the guardian alone.
+        await cluster.until(lambda: _adopted(second), "the guardian to be known again", lambda slots: slots == {asleep})
+        told = await _unplaced(cluster, second)
+        assert told == [f"{cluster.namespace}/m: {where} was not heard of yet, and is said to have a replica"]
+        assert [is_proven(p) for p in await cluster.pods()].count(True) == 1
+    finally:
+        serving.agent.send_signal(signal.SIGCONT)
+    await cluster.until(lambda: _adopted(second), "both to be known again", lambda slots: slots == {asleep, where})
+    await cluster.stands(readyReplicas=1)
+    assert await cluster.ready_instances() == before
+    assert not [e for e in second.events() if e["event"] == "placed" and e["desired"] == "ready"]
 
 
 async def test_a_leader_that_was_frozen_past_its_lease_changes_nothing_when_it_wakes(cluster: Cluster) -> None:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing
 from typing import Any
 
 import httpx
 import pytest
 import yaml
-from tests.kubernetes.cluster import SOURCES, SYSTEM, TOKENS, Cluster, ControllerProcess
+from tests.kubernetes.cluster import SYSTEM, Cluster, ControllerProcess
+from tests.kubernetes.load import front_door
 from tests.kubernetes.plane import ControlPlane
 from tests.kubernetes.plane.processes import free_ports
-from tests.kubernetes.slots import end
 
 from relight.controller.kubernetes.api import Kind
 
@@ -45,29 +43,13 @@ async def serving(cluster: Cluster, plane: ControlPlane) -> Cluster:
     return cluster
 
 
-class Gateway:
-    """A gateway, and requests through it that end when they are told to."""
+class Endless:
+    """Requests to a gateway that end when they are told to."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self._process: asyncio.subprocess.Process | None = None
+    def __init__(self, url: str) -> None:
+        self._url = url
         self._client = httpx.AsyncClient(timeout=120, trust_env=False)
-        self._url = ""
         self._asking: list[asyncio.Task[None]] = []
-
-    async def start(self) -> None:
-        path = self._cluster.root / "gateway.json"
-        address = f"127.0.0.1:{self._cluster.grpc_port}"
-        path.write_text(
-            json.dumps({"controller_address": address, "token": TOKENS["gateway"], "hold": {"seconds": 60}})
-        )
-        with path.with_suffix(".log").open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "relight.gateway", "--config", str(path), stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE, stderr=log, env={"PYTHONPATH": str(SOURCES)}, start_new_session=True,
-            )  # fmt: skip
-        assert self._process.stdout is not None
-        self._url = (await asyncio.wait_for(self._process.stdout.readline(), 20)).decode().split()[-1]
 
     def ask(self, count: int) -> None:
         """So many requests at once, that go on until `quiet`."""
@@ -85,20 +67,9 @@ class Gateway:
         await asyncio.gather(*self._asking, return_exceptions=True)
         self._asking = []
 
-    async def stop(self) -> None:
+    async def aclose(self) -> None:
         await self.quiet()
         await self._client.aclose()
-        await end(self._process)
-
-
-@asynccontextmanager
-async def gateway(cluster: Cluster) -> AsyncIterator[Gateway]:
-    made = Gateway(cluster)
-    await made.start()
-    try:
-        yield made
-    finally:
-        await made.stop()
 
 
 def autoscaler(cluster: Cluster, name: str, metric: dict[str, Any]) -> dict[str, Any]:
@@ -162,7 +133,7 @@ async def test_each_kind_of_autoscaler_drives_a_model_through_its_guardians_and_
         "the autoscaler to say that it is blind",
         lambda said: "not known: no gateway is attached" in said.get("message", ""),
     )
-    async with gateway(serving) as door:
+    async with front_door(serving) as url, aclosing(Endless(url)) as door:
         for number, (name, metric) in enumerate(KINDS.items(), start=1):
             await serving.apply(autoscaler(serving, name, metric))
             door.ask(8)

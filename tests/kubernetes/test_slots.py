@@ -182,7 +182,9 @@ async def test_an_emptied_redis_loses_no_intent_and_no_request(cluster: Cluster)
             await cluster.kubectl("scale", "modeldeployment/m", "--replicas=3")
             await cluster.shows(ready=3, guardian=1)
             await asked.some_more()
-        assert set(ready) < set(await cluster.ready_instances()), "what served serves on"
+        # Pods are as they were while their agents come back, some seconds apart.
+        found = await cluster.until(cluster.ready_instances, "three that were heard of", lambda told: len(told) == 3)
+        assert set(ready) < set(found), "what served serves on"
         assert controller.leading
     finally:
         server.close()

@@ -163,6 +163,7 @@ class FakeAgent:
         self.cache: CacheReport | None = None
         self.tier: HostTier | None = None
         """The last one that was heard."""
+        self.capabilities = ()
         self.budget: int | None = None
         """Of host memory; copies that are wanted are there at once."""
 
@@ -227,6 +228,7 @@ class FakeAgent:
             agent_address=self.address,
             force_tcp=self.force_tcp,
             engines={"stub": "1"},
+            capabilities=self.capabilities,
             devices=self.devices,
             instances=tuple(self.instances.values()),
             cache=self.cache,

@@ -49,7 +49,7 @@ _reports = st.builds(
     devices=st.lists(st.from_type(records.DeviceReport), max_size=2).map(
         lambda found: tuple(
             dataclasses.replace(
-                d, total_bytes=abs(d.total_bytes) % 2**60, used_bytes=abs(d.used_bytes) % 2**60, holders=()
+                d, total_bytes=abs(d.total_bytes) % 2**60, used_bytes=abs(d.used_bytes) % 2**60, holders=(), pcie=None
             )
             for d in found
         )

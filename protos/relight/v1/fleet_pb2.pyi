@@ -1688,6 +1688,34 @@ class DeviceHolder(_message.Message):
 Global___DeviceHolder: _TypeAlias = DeviceHolder  # noqa: Y015
 
 @_typing.final
+class PcieLink(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GENERATION_FIELD_NUMBER: _builtins.int
+    WIDTH_FIELD_NUMBER: _builtins.int
+    BEST_GENERATION_FIELD_NUMBER: _builtins.int
+    BEST_WIDTH_FIELD_NUMBER: _builtins.int
+    generation: _builtins.int
+    width: _builtins.int
+    best_generation: _builtins.int
+    best_width: _builtins.int
+    def __init__(
+        self,
+        *,
+        generation: _builtins.int = ...,
+        width: _builtins.int = ...,
+        best_generation: _builtins.int = ...,
+        best_width: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_generation", b"best_generation", "best_width", b"best_width", "generation", b"generation", "width", b"width"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PcieLink: _TypeAlias = PcieLink  # noqa: Y015
+
+@_typing.final
 class DeviceReport(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1700,6 +1728,9 @@ class DeviceReport(_message.Message):
     MODEL_NAME_FIELD_NUMBER: _builtins.int
     HEALTHY_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    PCIE_FIELD_NUMBER: _builtins.int
+    NIC_FIELD_NUMBER: _builtins.int
+    NIC_DISTANCE_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     kind: _builtins.str
     parent: _builtins.str
@@ -1708,8 +1739,12 @@ class DeviceReport(_message.Message):
     model_name: _builtins.str
     healthy: _builtins.bool
     reason: _builtins.str
+    nic: _builtins.str
+    nic_distance: _builtins.str
     @_builtins.property
     def holders(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeviceHolder]: ...
+    @_builtins.property
+    def pcie(self) -> Global___PcieLink: ...
     def __init__(
         self,
         *,
@@ -1722,12 +1757,17 @@ class DeviceReport(_message.Message):
         model_name: _builtins.str = ...,
         healthy: _builtins.bool = ...,
         reason: _builtins.str = ...,
+        pcie: Global___PcieLink | None = ...,
+        nic: _builtins.str = ...,
+        nic_distance: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_pcie", b"_pcie", "pcie", b"pcie"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["healthy", b"healthy", "holders", b"holders", "id", b"id", "kind", b"kind", "model_name", b"model_name", "parent", b"parent", "reason", b"reason", "total_bytes", b"total_bytes", "used_bytes", b"used_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pcie", b"_pcie", "healthy", b"healthy", "holders", b"holders", "id", b"id", "kind", b"kind", "model_name", b"model_name", "nic", b"nic", "nic_distance", b"nic_distance", "parent", b"parent", "pcie", b"pcie", "reason", b"reason", "total_bytes", b"total_bytes", "used_bytes", b"used_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__pcie: _TypeAlias = _typing.Literal["pcie"]  # noqa: Y015
+    _WhichOneofArgType__pcie: _TypeAlias = _typing.Literal["_pcie", b"_pcie"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__pcie) -> _WhichOneofReturnType__pcie | None: ...
 
 Global___DeviceReport: _TypeAlias = DeviceReport  # noqa: Y015
 
@@ -1775,6 +1815,26 @@ class SlotReport(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class FactsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     SLOT_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
@@ -1790,6 +1850,8 @@ class SlotReport(_message.Message):
     TRANSPORTS_FIELD_NUMBER: _builtins.int
     CACHE_FIELD_NUMBER: _builtins.int
     HOST_TIER_FIELD_NUMBER: _builtins.int
+    FACTS_FIELD_NUMBER: _builtins.int
+    CAPABILITIES_FIELD_NUMBER: _builtins.int
     slot: _builtins.str
     epoch: _builtins.int
     revision: _builtins.int
@@ -1811,6 +1873,10 @@ class SlotReport(_message.Message):
     def cache(self) -> Global___CacheReport: ...
     @_builtins.property
     def host_tier(self) -> Global___HostReport: ...
+    @_builtins.property
+    def facts(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    @_builtins.property
+    def capabilities(self) -> _containers.RepeatedCompositeFieldContainer[Global___Capability]: ...
     def __init__(
         self,
         *,
@@ -1829,10 +1895,12 @@ class SlotReport(_message.Message):
         transports: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         cache: Global___CacheReport | None = ...,
         host_tier: Global___HostReport | None = ...,
+        facts: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        capabilities: _abc.Iterable[Global___Capability] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cache", b"_cache", "_host_tier", b"_host_tier", "cache", b"cache", "host_tier", b"host_tier"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache", b"_cache", "_host_tier", b"_host_tier", "agent", b"agent", "agent_address", b"agent_address", "boot_id", b"boot_id", "cache", b"cache", "devices", b"devices", "engines", b"engines", "epoch", b"epoch", "force_tcp", b"force_tcp", "host", b"host", "host_tier", b"host_tier", "instances", b"instances", "revision", b"revision", "sequence", b"sequence", "slot", b"slot", "transports", b"transports"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache", b"_cache", "_host_tier", b"_host_tier", "agent", b"agent", "agent_address", b"agent_address", "boot_id", b"boot_id", "cache", b"cache", "capabilities", b"capabilities", "devices", b"devices", "engines", b"engines", "epoch", b"epoch", "facts", b"facts", "force_tcp", b"force_tcp", "host", b"host", "host_tier", b"host_tier", "instances", b"instances", "revision", b"revision", "sequence", b"sequence", "slot", b"slot", "transports", b"transports"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cache: _TypeAlias = _typing.Literal["cache"]  # noqa: Y015
     _WhichOneofArgType__cache: _TypeAlias = _typing.Literal["_cache", b"_cache"]  # noqa: Y015
@@ -1844,6 +1912,40 @@ class SlotReport(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__host_tier) -> _WhichOneofReturnType__host_tier | None: ...
 
 Global___SlotReport: _TypeAlias = SlotReport  # noqa: Y015
+
+@_typing.final
+class Capability(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENGINE_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    VERDICT_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    AT_FIELD_NUMBER: _builtins.int
+    engine: _builtins.str
+    name: _builtins.str
+    verdict: _builtins.str
+    reason: _builtins.str
+    ranks: _builtins.int
+    at: _builtins.float
+    def __init__(
+        self,
+        *,
+        engine: _builtins.str = ...,
+        name: _builtins.str = ...,
+        verdict: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        ranks: _builtins.int = ...,
+        at: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "engine", b"engine", "name", b"name", "ranks", b"ranks", "reason", b"reason", "verdict", b"verdict"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Capability: _TypeAlias = Capability  # noqa: Y015
 
 @_typing.final
 class HostReport(_message.Message):

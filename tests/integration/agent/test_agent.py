@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from relight.agent.procfs import Procfs
-from relight.core.records import Assignment, Desired, RungKind
+from relight.core.records import Assignment, Capability, Desired, RungKind, SlotReport, Verdict
 from relight.core.states import State
 from support.agent import TOKEN, Fleet, Slot, complete, rungs
 
@@ -47,6 +47,24 @@ async def test_a_guardian_gives_its_memory_back_and_says_how_much(slot: Slot) ->
 async def test_a_sleeper_that_keeps_its_memory_is_named_not_guardian_safe(slot: Slot) -> None:
     report = await _dormant(slot, "weight_bytes=67108864", "sleep_keeps_bytes=50000000")
     assert report.cause.startswith("not guardian-safe")
+
+
+async def test_what_a_sleep_showed_is_reported_and_outlives_the_agent(slot: Slot, fleet: Fleet) -> None:
+    def guardian(report: SlotReport) -> Capability | None:
+        return next((c for c in report.capabilities if c.name == "guardian" and c.ranks == 1), None)
+
+    await _dormant(slot, "weight_bytes=67108864", "sleep_keeps_bytes=50000000")
+    report = await fleet.until(guardian)
+    found = guardian(report)
+    assert found is not None
+    assert (found.engine, found.verdict) == ("stub", Verdict.NO)
+    assert "bytes left" in found.reason
+    known = {c.name: c.verdict for c in report.capabilities}
+    assert (known["sleep_2"], known["lazy"], known["graphs_kept"]) == (Verdict.YES, Verdict.YES, Verdict.UNKNOWN)
+    await slot.kill()
+    since = len(fleet.reports)
+    await slot.up()
+    assert guardian(await fleet.until(guardian, since)) == found
 
 
 async def test_a_wake_climbs_to_the_first_rung_that_proves_itself(slot: Slot) -> None:

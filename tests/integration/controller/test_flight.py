@@ -67,6 +67,9 @@ async def test_an_instance_is_explained_with_every_mode_it_could_have_taken(flee
     assert "the fastest that fits" in told["why"]
     assert told["process"] == "spawned: no zygote is ready"
     assert told["predicted_seconds"] > 0
+    longest = told["phases"][0]
+    assert longest["seconds"] == max(p["seconds"] for p in told["phases"])
+    assert longest["knob"]
     modes = {m["mode"]: m for m in told["modes"]}
     assert list(modes) == ["guardian", "lazy", "normal", "cold"]
     assert modes["guardian"]["fits"] is False

@@ -115,6 +115,7 @@ async def test_a_slot_that_runs_an_unknown_model_is_left_alone(tmp_path):
         assert ended["state"] == "failed"
         assert len(agent.history) == heard
         assert [i.state for i in agent.instances.values()] == [State.READY]
+        assert [s.clear for s in running.controller.reconciler.snapshot().slots] == [False]
     finally:
         await agent.detach()
         await running.stop()

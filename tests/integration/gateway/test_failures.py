@@ -31,6 +31,18 @@ async def test_a_server_error_of_the_only_replica_is_the_answer(
     assert (await ask(client)).status_code == 200
 
 
+async def test_an_answer_that_a_draining_replica_gives_up_is_begun_anew_elsewhere(
+    client: httpx.AsyncClient, routing: Routing, make_engine: Any
+) -> None:
+    going, good = await make_engine("i-going", give_up_first=99), await make_engine("i-good")
+    await routing.tell(model(going.replica(), good.replica()))
+    for path, body in (("/v1/completions", ASK), ("/v1/chat/completions", {**ASK, "messages": [], "prompt": None})):
+        answers = [await client.post(path, json=body) for _ in range(4)]
+        assert {a.json()["choices"][0]["finish_reason"] for a in answers} == {"length"}
+        assert {a.headers["x-relight-instance"] for a in answers} == {"i-good"}
+    assert going.stub.counts["started"] > 0
+
+
 async def test_a_replica_that_cannot_be_reached_is_replaced_by_another(
     client: httpx.AsyncClient, routing: Routing, make_engine: Any
 ) -> None:

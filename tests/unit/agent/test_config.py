@@ -34,7 +34,7 @@ def _load(tmp_path: Path, **changes: Any) -> config.AgentConfig:
 def test_a_good_one_is_taken_with_its_defaults(tmp_path: Path) -> None:
     found = _load(tmp_path)
     assert found.socket == Path("/var/lib/relight/a/s/supervisor.sock")
-    assert [d.id for d in found.device_list()] == ["cpu-0"]
+    assert [d.id for d in found.wanted_devices().listed] == ["cpu-0"]
 
 
 def test_the_compile_cache_is_on_below_the_state_directory_unless_it_is_told_otherwise(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_the_compile_cache_is_on_below_the_state_directory_unless_it_is_told_oth
 
 
 def test_a_node_without_engines_needs_no_devices(tmp_path: Path) -> None:
-    assert _load(tmp_path, devices=[], engines={}).device_list() == ()
+    assert _load(tmp_path, devices=[], engines={}).wanted_devices().listed == ()
 
 
 @pytest.mark.parametrize(

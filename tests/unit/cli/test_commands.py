@@ -38,6 +38,7 @@ def run(state: Path, *words: str) -> subprocess.CompletedProcess[str]:
         (("timeline", "i-x", "--file", "x.json"), 2, "with --format chrome or otlp"),
         (("explain",), 2, "Missing argument"),
         (("explain", "i-x"), 4, "run `relight up -f FILE`"),
+        (("doctor",), 4, "run `relight up -f FILE`"),
         (("logs",), 2, "Missing argument"),
         (("logs", "i-x", "--tail-bytes", "999999999"), 2, "less than or equal to"),
         (("cache", "list"), 4, "run `relight up -f FILE`"),
@@ -90,7 +91,7 @@ def test_down_with_nothing_up_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "command",
     ["up", "down", "status", "models", "instances", "devices", "scale", "plan", "watch", "timeline", "explain", "logs",
-     "definitions", "purge"],
+     "definitions", "purge", "doctor", "capabilities"],
 )  # fmt: skip
 def test_every_command_has_help_with_an_example(tmp_path: Path, command: str) -> None:
     done = run(tmp_path, command, "--help")

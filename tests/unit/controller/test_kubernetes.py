@@ -234,12 +234,14 @@ def fleet(*instances, slots=()):
     ("state", "desired", "shown"),
     [
         (State.READY, Desired.READY, Mark("m", "ready", True, "Proven")),
-        (State.WAKING, Desired.READY, Mark("m", "waking", False, "Waking")),
-        (State.DORMANT, Desired.READY, Mark("m", "waking", False, "Waking")),
+        (State.WAKING, Desired.READY, Mark("m", "waking", False, "Waking", 1.0)),
+        (State.DORMANT, Desired.READY, Mark("", "guardian", False, "Dormant")),
         (State.STARTING, Desired.READY, Mark("m", "starting", False, "Starting")),
         (State.READY, Desired.DRAINED, Mark("m", "draining", False, "Draining")),
         (State.DRAINING, Desired.DORMANT, Mark("m", "draining", False, "Draining")),
         (State.DORMANT, Desired.DORMANT, Mark("", "guardian", False, "Dormant")),
+        (State.SLEEPING, Desired.DORMANT, Mark("", "guardian", False, "Dormant")),
+        (State.STARTING, Desired.DORMANT, Mark("", "preparing", False, "NotAsleepYet")),
         (State.FAILED, Desired.READY, Mark("", "failed", False, "Failed")),
     ],
 )
@@ -251,6 +253,41 @@ def test_a_pod_shows_its_replica_and_only_a_proven_one_opens_the_gate(state, des
 def test_a_slot_whose_agent_is_lost_lets_no_request_in():
     lost = dataclasses.replace(slot("a"), alive=False)
     assert marks(fleet(instance("i", "a", State.READY), slots=(lost,)))["a"] == Mark("", "lost", False, "AgentLost")
+
+
+def test_nothing_is_concluded_of_a_slot_that_nobody_knows_and_its_pod_is_held_to_serve():
+    unheard = dataclasses.replace(slot("a"), clear=False)
+    asleep = instance("i", "b", State.DORMANT)
+    found = fleet(asleep, slots=(unheard, slot("b")))
+    assert slot_pods.unclear(found) == {"a"}
+    assert slot_pods.held(found) == {"a": Held(1, 0), "b": Held(0, 1)}
+
+
+@pytest.mark.parametrize(
+    ("state", "desired", "shows"),
+    [
+        (State.READY, Desired.READY, "n/m"),
+        (State.WAKING, Desired.READY, "n/m"),
+        (State.STARTING, Desired.READY, "n/m"),
+        (State.DRAINING, Desired.DRAINED, ""),
+        (State.DORMANT, Desired.DORMANT, ""),
+    ],
+)
+def test_a_pods_gate_says_of_which_model_it_has_a_replica(state, desired, shows):
+    found = pod("a")
+    (mark,) = marks(fleet(dataclasses.replace(instance("i", "a", state), desired=desired))).values()
+    found["status"]["conditions"] = slot_pods.gate_patch(found, mark, NOW)["status"]["conditions"]
+    assert places({"n/a": found}, {}, {})["a.n"].shows == shows
+
+
+def test_a_short_wake_changes_no_label_before_its_gate_is_open():
+    found, waking = pod("a"), Mark("m", "waking", False, "Waking", 100.0)
+    found["metadata"]["labels"][STATE_LABEL] = "guardian"
+    assert [waking.early(found, now) for now in (100.0, 101.9, 102.1)] == [True, True, False]
+    found["metadata"]["labels"] |= {STATE_LABEL: "draining", MODEL_LABEL: "other"}
+    assert not waking.early(found, 100.0), "it must not stay behind another model's Services"
+    found["metadata"]["labels"] |= {STATE_LABEL: "guardian", MODEL_LABEL: None}
+    assert not Mark("m", "ready", True, "Proven").early(found, 100.0)
 
 
 def test_patches_are_made_once_and_only_against_what_was_read():
@@ -345,9 +382,25 @@ def test_a_status_counts_what_runs_and_keeps_the_time_of_its_transitions():
     assert first["selector"] == f"{MODEL_LABEL}=m"
     assert {c["type"]: c["status"] for c in first["conditions"]} == {
         "Accepted": "True", "Available": "True", "Progressing": "False", "ConflictingWriters": "False",
+        "GuardiansReady": "True",
     }  # fmt: skip
     found["status"] = {k: v for k, v in first.items() if v is not None}
     assert not statuses.differs(found, statuses.model_status(found, facts, "later"))
+
+
+@pytest.mark.parametrize(
+    ("decision", "state", "stand"),
+    [
+        (None, State.DORMANT, "False"),
+        (Decision(SPEC.key, 1, 1, ""), State.STARTING, "False"),
+        (Decision(SPEC.key, 1, 1, ""), State.DORMANT, "True"),
+        (Decision(SPEC.key, 1, 0, ""), State.STARTING, "True"),
+    ],
+)
+def test_guardians_stand_when_as_many_sleep_as_are_wanted(decision, state, stand):
+    facts = statuses.ModelFacts(SPEC, "", "", decision, (instance("j", "b", state),), (), None, (), None)
+    told = {c["type"]: c["status"] for c in statuses.model_status(deployment(), facts, NOW)["conditions"]}
+    assert told["GuardiansReady"] == stand
 
 
 @pytest.mark.parametrize(

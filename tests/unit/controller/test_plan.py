@@ -184,6 +184,20 @@ def test_at_zero_the_one_that_the_next_request_wakes_stays_beside_the_standing_g
     assert (placement.instance, placement.desired) == ("i-a", Desired.DORMANT)
 
 
+def test_nobody_is_woken_in_the_stead_of_a_replica_that_was_not_heard_of_yet():
+    asleep = instance("i-b", "b", State.DORMANT)
+    unheard = dataclasses.replace(slot("a"), clear=False, presumed=SPEC.key)
+    found = made([asleep], [unheard, slot("b")], synced=False)
+    assert [p.instance for p in found.placements] == ["i-b"], "of two replicas one may be there"
+    spec = dataclasses.replace(SPEC, replicas=1)
+    found = made([asleep], [unheard, slot("b")], spec=spec, synced=False)
+    assert found.placements == ()
+    assert found.unplaced == ("default/m: a was not heard of yet, and is said to have a replica",)
+    another = dataclasses.replace(unheard, presumed="default/other")
+    found = made([asleep], [another, slot("b")], spec=spec, synced=False)
+    assert [(p.instance, p.desired) for p in found.placements] == [("i-b", Desired.READY)]
+
+
 def test_the_least_busy_replica_goes_first():
     spec = dataclasses.replace(SPEC, replicas=1, guardians=Guardians())
     busy = instance("i-a", "a", State.READY, spec, in_flight=3)

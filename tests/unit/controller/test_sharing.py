@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from relight.controller.decide.replicas import decide
+from relight.controller.plan.devices import FreeDevices
 from relight.controller.plan.plan import plan
 from relight.controller.plan.prices import Predictions
 from relight.controller.plan.yielding import FAIR_SECONDS
@@ -195,3 +196,18 @@ def test_guardians_of_several_models_are_made_one_after_the_other_on_a_device():
     assert [p.model for p in found.placements] == [a.key]
     found = made([ModelView(a, NOBODY), ModelView(b, NOBODY)], [lives("i-a", a, State.DORMANT)])
     assert [(p.model, p.desired) for p in found.placements] == [(b.key, Desired.DORMANT)]
+
+
+@pytest.mark.parametrize(("kind", "placed"), [("cpu", True), ("nvidia", False)])
+def test_a_device_that_two_slots_of_a_host_have_gets_no_more_engines(kind: str, placed: bool) -> None:
+    device = DeviceReport("GPU-1", kind, "GPU-1", 10, 0)
+    slots = (slot("a", "boot", devices=(device,)), slot("b", "boot", devices=(device,)))
+    chosen, why = FreeDevices(Snapshot(NOW, 1, 1, (), slots, ())).find(SPEC, ())
+    assert bool(chosen) is placed
+    assert placed or "without enough free devices" in why
+
+
+def test_devices_of_equal_ids_on_two_hosts_are_two() -> None:
+    device = DeviceReport("GPU-1", "nvidia", "GPU-1", 10, 0)
+    slots = (slot("a", "boot", devices=(device,)), slot("b", "another", devices=(device,)))
+    assert FreeDevices(Snapshot(NOW, 1, 1, (), slots, ())).find(SPEC, ())[0]

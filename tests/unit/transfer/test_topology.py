@@ -12,57 +12,10 @@ from relight.transfer.topology import (
     direct_groups,
     distance,
     parse_xpu_topology,
-    rails,
     read_accelerators,
     read_nics,
 )
-
-
-class Tree:
-    """A sysfs in the making: PCI functions at real paths, with the links by which the kernel groups them."""
-
-    def __init__(self, root: Path) -> None:
-        self.sysfs, self.devfs = root / "sys", root / "dev"
-        self.sysfs.mkdir()
-        self.devfs.mkdir()
-
-    def _function(self, path: str, numa: int) -> Path:
-        place = self.sysfs / "devices" / path
-        place.mkdir(parents=True)
-        (place / "numa_node").write_text(f"{numa}\n")
-        self._link(self.sysfs / "bus/pci/devices" / place.name, place)
-        return place
-
-    @staticmethod
-    def _link(link: Path, target: Path) -> None:
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(target)
-
-    def accelerator(self, path: str, numa: int, vendor: str = "0x10de", code: str = "0x030200") -> None:
-        place = self._function(path, numa)
-        (place / "vendor").write_text(f"{vendor}\n")
-        (place / "class").write_text(f"{code}\n")
-
-    def nic(
-        self, name: str, path: str, numa: int, *, state: str = "4: ACTIVE", rate: int = 400, masked: bool = False
-    ) -> None:
-        place = self._function(path, numa)
-        home = place / "infiniband" / name
-        (home / "ports/1").mkdir(parents=True)
-        (home / "ports/1/state").write_text(f"{state}\n")
-        (home / "ports/1/rate").write_text(f"{rate} Gb/sec (4X NDR)\n")
-        (home / "ports/1/link_layer").write_text("Ethernet\n")
-        self._link(home / "device", place)
-        (place / "net" / f"eth-{name}").mkdir(parents=True)
-        verbs = f"uverbs{name[-1]}"
-        (place / "infiniband_verbs" / verbs).mkdir(parents=True)
-        if not masked:
-            (self.devfs / "infiniband").mkdir(exist_ok=True)
-            (self.devfs / "infiniband" / verbs).touch()
-        self._link(self.sysfs / "class/infiniband" / name, home)
-
-    def rails(self):
-        return rails(read_accelerators(self.sysfs), read_nics(self.sysfs, self.devfs))
+from support.trees import P800_TOPOLOGY, Tree, switches
 
 
 @pytest.fixture
@@ -70,14 +23,9 @@ def tree(tmp_path: Path) -> Tree:
     return Tree(tmp_path)
 
 
-def _switches(n: int) -> tuple[str, int]:
-    """The path down to the n-th switch of a board with four under each of two sockets, and its NUMA node."""
-    return f"pci0000:{n + 1:x}0/0000:{n + 1:x}0:01.0/0000:{n + 1:x}1:00.0/0000:{n + 1:x}2", int(n >= 4)
-
-
 def test_eight_gpus_with_eight_cards_each_get_the_one_on_their_switch(tree: Tree) -> None:
     for n in range(8):
-        base, numa = _switches(n)
+        base, numa = switches(n)
         tree.accelerator(f"{base}:00.0/0000:{n + 1:x}3:00.0", numa)
         tree.nic(f"mlx5_{n}", f"{base}:01.0/0000:{n + 1:x}4:00.0", numa)
     found = tree.rails()
@@ -87,7 +35,7 @@ def test_eight_gpus_with_eight_cards_each_get_the_one_on_their_switch(tree: Tree
 
 def test_eight_gpus_with_four_cards_share_each_between_two_of_their_own_socket(tree: Tree) -> None:
     for n in range(8):
-        base, numa = _switches(n)
+        base, numa = switches(n)
         tree.accelerator(f"{base}:00.0/0000:{n + 1:x}3:00.0", numa)
         if n % 2 == 0:
             tree.nic(f"mlx5_{n}", f"{base}:01.0/0000:{n + 1:x}4:00.0", numa)
@@ -99,29 +47,15 @@ def test_eight_gpus_with_four_cards_share_each_between_two_of_their_own_socket(t
 
 def test_p800_with_bonded_cards_gets_the_one_beside_it_and_two_groups_of_direct_links(tree: Tree) -> None:
     for n in range(8):
-        base, numa = _switches(n)
+        base, numa = switches(n)
         tree.accelerator(f"{base}:00.0/0000:{n + 1:x}3:00.0", numa, vendor="0x1d22", code="0x120000")
         tree.nic(f"mlx5_bond_{n}", f"{base}:00.0/0000:{n + 1:x}3:00.1", numa, rate=200)
     found = tree.rails()
     assert [r.nic for r in found.values()] == [f"mlx5_bond_{n}" for n in range(8)]
     assert {r.distance for r in found.values()} == {Distance.PIX}
     assert {n.gigabits for n in read_nics(tree.sysfs, tree.devfs)} == {200.0}
-    groups = direct_groups(parse_xpu_topology(P800))
+    groups = direct_groups(parse_xpu_topology(P800_TOPOLOGY))
     assert groups == [frozenset(range(4)), frozenset(range(4, 8))]
-
-
-def _row(n: int) -> str:
-    cells = ["X" if m == n else ("XL" if m // 4 == n // 4 else "SYS") for m in range(8)]
-    nics = ["PIX" if m == n else ("NODE" if m // 4 == n // 4 else "SYS") for m in range(8)]
-    return f"XPU{n}\t" + "\t".join(cells + nics)
-
-
-P800 = "\n".join(
-    ["\t" + "\t".join([f"XPU{n}" for n in range(8)] + [f"NIC{n}" for n in range(8)])]
-    + [_row(n) for n in range(8)]
-    + ["", "Legend:", "  X    = Self", "  XL   = XPU Link", "", "NIC Legend:"]
-    + [f"  NIC{n}: mlx5_bond_{n}" for n in range(8)]
-)
 
 
 @pytest.mark.parametrize("text", ["", "no matrix", "XPU0 XPU1\nXPU0 X XL", "NIC0 XPU0"])
@@ -150,7 +84,7 @@ def test_cards_that_are_masked_or_down_are_named_with_the_reason_and_not_given(t
 
 def test_a_container_that_sees_one_of_eight_devices_gives_it_the_same_card_as_the_whole_host(tree: Tree) -> None:
     for n in range(8):
-        base, numa = _switches(n)
+        base, numa = switches(n)
         tree.accelerator(f"{base}:00.0/0000:{n + 1:x}3:00.0", numa)
         tree.nic(f"mlx5_{n}", f"{base}:01.0/0000:{n + 1:x}4:00.0", numa)
     # sysfs shows all of the host's devices whichever the container was given: rails are dealt over all of them.

@@ -1,0 +1,41 @@
+"""Route of capabilities: what engines can do on each slot, as its agent learned it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import APIRouter
+from pydantic import BaseModel
+
+from relight.controller.api.callers import Anybody, only_seen
+from relight.controller.api.parts import Running
+from relight.controller.api.problems import documented
+from relight.controller.api.schemas import Cursor, Limit, Page, paginate
+from relight.core.records import Verdict
+
+router = APIRouter(prefix="/api/v1", tags=["fleet"])
+
+
+class CapabilityOut(BaseModel):
+    """One capability of one engine on one slot."""
+
+    slot: str
+    engine: str
+    name: str
+    verdict: Verdict
+    reason: str
+    ranks: int
+    at: float
+
+
+@router.get("/capabilities", responses=documented(422), response_model=Page[CapabilityOut])
+async def list_capabilities(caller: Anybody, parts: Running, limit: Limit = 100, cursor: Cursor = "") -> Any:
+    """What engines can do on the devices and versions of each slot, and what that rests on."""
+    slots = await only_seen(caller, parts.reconciler.snapshot().slots, lambda s: s.pool)
+    found = [
+        (f"{slot.slot}/{known.engine}/{known.name}/{known.ranks:04}", {"slot": slot.slot, **asdict(known)})
+        for slot in slots
+        for known in slot.capabilities
+    ]
+    return paginate(sorted(found, key=lambda pair: pair[0]), limit, cursor, lambda told: told)

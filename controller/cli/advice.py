@@ -1,0 +1,42 @@
+"""Commands that say what could be better."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from relight.controller.cli import render, told
+from relight.controller.cli.common import Output, Server, Shown, State, connected
+
+
+def doctor(
+    state: State = None,
+    server: Server = None,
+    model: Annotated[str | None, typer.Option(help="Only of this model, as namespace/name.")] = None,
+    output: Shown = Output.TABLE,
+) -> None:
+    """Say what could be better of models and slots: what was seen, what it costs, what to do."""
+    found = connected(server, state).items("/api/v1/doctor", model=model)
+    if output is Output.JSON:
+        render.emit(found, output)
+    else:
+        told.findings(found)
+
+
+def capabilities(
+    state: State = None,
+    server: Server = None,
+    slot: Annotated[str | None, typer.Option(help="Only of this slot.")] = None,
+    output: Shown = Output.TABLE,
+) -> None:
+    """What engines can do on each slot's devices and versions, and what that rests on."""
+    found = [c for c in connected(server, state).items("/api/v1/capabilities") if slot in (None, c["slot"])]
+    if output is Output.TABLE:
+        for each in found:
+            each["devices"], each["since"] = each["ranks"] or "any", render.when(each["at"])
+    columns = [
+        ("SLOT", "slot"), ("ENGINE", "engine"), ("CAPABILITY", "name"), ("DEVICES", "devices"), ("VERDICT", "verdict"),
+        ("SEEN", "since"), ("REASON", "reason"),
+    ]  # fmt: skip
+    render.emit(found, output, columns)
