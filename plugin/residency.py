@@ -166,6 +166,14 @@ class Residency:
             self._served = None
         return cut
 
+    def digests(self) -> dict[str, str]:
+        """Of every tensor, hashed now, by name; host scalars as they are. Raises Conflict unless awake."""
+        with self._lock:
+            if self.state is not Residence.AWAKE:
+                raise Conflict(f"a member that is {self.state} holds nothing to compare")
+            held = self._memory.describe(self._revision)
+        return {t.name: t.digest for t in held.tensors} | {name: repr(v) for name, v in held.scalars.items()}
+
     # ------------------------------------------------------------------ sleep
 
     def sleep(self, level: int) -> None:

@@ -1,25 +1,20 @@
-"""Which variables tell an engine the devices that it may use, and what it compiles for. No I/O."""
+"""Which variables tell an engine the devices that it may use, and what it compiles for."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from relight.agent.devices import base, kinds
 from relight.agent.devices.base import Device
 
-_VARIABLES: Mapping[str, tuple[str, ...]] = {
-    "nvidia": ("CUDA_VISIBLE_DEVICES",),
-    # The vendor's runtime reads the first, the CUDA that it stands in for the second.
-    "kunlun": ("XPU_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
-}
-ALL = tuple(sorted({name for names in _VARIABLES.values() for name in names}))
+ALL = tuple(sorted({variable for kind in kinds.known().values() for variable in kind.variables}))
+"""Of all kinds: no model sets them."""
 
 
-def environment(devices: Sequence[Device]) -> dict[str, str]:
-    """All variables of the devices' kind, each with all of them; nothing for kinds without."""
-    if not devices:
-        return {}
-    said = ",".join(getattr(device, "visible_as", "") or device.id for device in devices)
-    return dict.fromkeys(_VARIABLES.get(devices[0].kind, ()), said)
+def environment(devices: Sequence[Device]) -> Mapping[str, str]:
+    """The variables of the devices' kind, which show exactly these; nothing for kinds without. Raises InvalidInput for
+    a kind that nobody wrote."""
+    return base.environment(kinds.named(devices[0].kind), devices) if devices else {}
 
 
 def compiled_for(devices: Sequence[Device], processor: Mapping[str, str]) -> Mapping[str, str]:

@@ -36,8 +36,6 @@ def _id(value: Any) -> Any:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-ENGINES = ("vllm", "sglang")
-"""What an agent can drive (agent/engines/registry.py)."""
 Size = Annotated[int, BeforeValidator(_bytes), Field(gt=0, le=1 << 50)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 
@@ -253,6 +251,8 @@ def _resolved(config: MachineConfig, base: Path) -> MachineConfig:
 
 
 Impossible = tuple[tuple[int | str, ...], str, str]
+ENGINES = ("vllm", "sglang")
+"""What an agent can drive (agent/engines/registry.py)."""
 
 
 def _impossible(config: MachineConfig) -> list[Impossible]:

@@ -108,6 +108,7 @@ class RelightCPUWorker(Completing, Counting, CPUWorker):  # type: ignore[misc]
             own.control_socket(self.rank),
             {
                 "describe": self._op_describe,
+                "digests": self._op_digests,
                 "resident": self._op_resident,
                 "set_canary": self._op_set_canary,
                 "canary": self._op_canary,
@@ -154,6 +155,10 @@ class RelightCPUWorker(Completing, Counting, CPUWorker):  # type: ignore[misc]
             "layout_digest": digest(self._relight_layout),
             "weight_bytes": manifest.weight_bytes,
         }
+
+    def _op_digests(self, arguments: Mapping[str, Any], progress: Progress) -> object:
+        """By name, of what the tensors hold now, and not of what was proven when they came."""
+        return self._relight.digests()
 
     def _op_resident(self, arguments: Mapping[str, Any], progress: Progress) -> object:
         # A segment whose pages no process maps is counted by nobody's proportional set size.

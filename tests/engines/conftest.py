@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -46,7 +45,6 @@ def model(tmp_path: Path) -> Callable[..., Path]:
 async def agent(make_slot: Callable[..., Slot], python: Path) -> Slot:  # noqa: F811
     """An agent that runs; what it starts says in `double.calls` what was asked of it."""
     slot = make_slot(engines={"sglang": {"python": str(python)}}, compile_cache={"enabled": False})
-    os.environ.pop("SGLANG_DOUBLE", None)
     await slot.up()
     return slot
 

@@ -11,9 +11,9 @@ import pytest
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
 ELSEWHERE = (
-    "tests/unit/agent/test_accelerators.py", "tests/unit/agent/test_capabilities.py", "tests/unit/test_locks.py",
-    "tests/unit/transfer/test_topology.py", "tests/unit/controller/test_doctor.py",
-    "tests/integration/controller/test_doctor.py",
+    "tests/unit/agent/test_accelerators.py", "tests/unit/agent/test_capabilities.py", "tests/unit/agent/test_devices.py",
+    "tests/unit/agent/test_versions.py", "tests/unit/test_locks.py", "tests/unit/transfer/test_topology.py",
+    "tests/unit/controller/test_doctor.py", "tests/integration/controller/test_doctor.py",
 )  # fmt: skip
 """Tests beside this folder that record what figures.py counts; they run with every change besides."""
 
@@ -32,7 +32,8 @@ class Seen:
 
 def main() -> int:
     seen = Seen()
-    status = pytest.main(["--durations=5", str(FOLDER), *(str(ROOT / path) for path in ELSEWHERE)], plugins=[seen])
+    elsewhere = [str(ROOT / name) for name in ELSEWHERE]
+    status = pytest.main(["--durations=5", str(FOLDER), *elsewhere], plugins=[seen])
     # Only now: pytest has put the tests' own folder on the path.
     from tests.engines.figures import line, short
 

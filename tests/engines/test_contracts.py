@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.engines.archive import ARCHIVES, Source, find, source
+from tests.engines.archive import ARCHIVES, Source, find, routes, source, words
 from tests.engines.contracts import BOTH, CONTRACTS, Contract
 from tests.engines.reading import broken
 
 Record = Callable[[str, object], None]
 pytestmark = pytest.mark.engines
-ROOT = Path(__file__).parents[2]
+FOLDER = Path(__file__).parent
+ROOT = FOLDER.parents[1]
 ADAPTERS = {
     "vllm": ("vllm", "vllm_api", "vllm_gpu", "vllm_handle", "vllm_places"),
     "sglang": ("sglang", "sglang_api", "sglang_handle"),
@@ -171,6 +172,25 @@ def test_an_upgrade_that_moves_something_breaks_its_contract(
 
     assert said(kept) == ""
     assert said(moved) != ""
+
+
+def test_the_double_of_sglang_serves_what_sglang_does_and_closes_what_it_closes() -> None:
+    real = source("sglang", "0.5.23")
+    http, loads = (real.tree(f"sglang/srt/entrypoints/{name}.py") for name in ("http_server", "v1_loads"))
+    served = {path for _, path in routes(http) | routes(loads)}
+    closed = {
+        path
+        for node in ast.walk(http)
+        if any("auth_level" in words(d) for d in getattr(node, "decorator_list", ()))
+        for _, path in routes(ast.Module([node], []))  # type: ignore[list-item]
+    }
+    double = ast.parse((FOLDER / "double" / "sglang" / "http.py").read_text())
+    doubled = {w for w in words(double) if re.fullmatch(r"/[a-z0-9_/]{2,}", w)}
+    assert len(doubled) > 12
+    assert doubled - served == set()
+    said = find(double, "ADMIN")
+    assert said is not None
+    assert {w for w in words(said) if w.startswith("/")} == doubled & closed
 
 
 def test_nothing_of_the_engines_lies_in_the_repository() -> None:

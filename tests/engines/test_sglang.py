@@ -218,6 +218,38 @@ async def test_an_engine_that_dies_of_a_call_is_failed_and_its_whole_tree_is_gon
     assert agent.marked() == []
 
 
+async def test_a_sleeper_that_keeps_its_memory_is_named_not_guardian_safe(agent: Slot, model: Model) -> None:
+    report = await guardian(agent, model(), odd={"no_saver": True})
+    assert report.cause.startswith("not guardian-safe")
+
+
+async def test_a_start_that_fails_says_why_and_leaves_no_process(agent: Slot, model: Model) -> None:
+    agent.want(wanted(agent, model(), Desired.READY, odd={"start_error": "no kernel image is available"}))
+    report = await agent.until("i-a", State.FAILED)
+    assert report.failure is not None
+    assert report.failure.retry_after is not None
+    assert agent.marked() == []
+
+
+async def test_a_start_that_is_never_ready_is_cut_when_it_is_no_longer_wanted(agent: Slot, model: Model) -> None:
+    agent.want(wanted(agent, model(), Desired.READY, odd={"never_ready": True}))
+    await agent.until("i-a", State.STARTING, lambda i: i.pid)
+    agent.change("i-a", Desired.GONE)
+    await agent.until("i-a", State.GONE)
+    assert agent.marked() == []
+
+
+async def test_a_level_that_the_process_was_not_started_for_fails_the_sleep_and_a_new_one_has_it(
+    agent: Slot, model: Model
+) -> None:
+    agent.want(wanted(agent, model(), Desired.READY, level=2))
+    await agent.until("i-a", State.READY)
+    agent.change("i-a", Desired.DORMANT, level=1)
+    report = await agent.until("i-a", State.FAILED)
+    assert report.failure is not None
+    assert "cannot sleep at level 1" in report.failure.reason
+
+
 async def test_a_killed_engine_is_failed_and_its_children_with_it(agent: Slot, model: Model) -> None:
     agent.want(wanted(agent, model(), Desired.READY))
     report = await agent.until("i-a", State.READY)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -116,21 +115,25 @@ async def test_a_successor_knows_what_is_released(tmp_path: Path, model: Model) 
         assert engine.alive
 
 
+@pytest.mark.parametrize("route", [RELEASE, RESUME])
 async def test_a_call_whose_answer_nobody_heard_ends_the_engine_and_is_not_said_again(
-    tmp_path: Path, model: Model
+    tmp_path: Path, model: Model, route: str
 ) -> None:
-    async with running(tmp_path / "i", model()) as engine:
+    async with running(tmp_path / "i", model(), odd={"hangs_in": route}) as engine:
         await started(engine)
-        engine.process.send_signal(signal.SIGSTOP)
+
+        async def cycle() -> None:
+            await engine.handle.sleep(2)
+            await engine.handle.refill(DISK, "r1", lambda said: None)
+
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.3):
-                await engine.handle._changing("release of weights", engine.handle._release(["weights"], 2))
-        engine.process.send_signal(signal.SIGCONT)
+            await asyncio.wait_for(cycle(), 0.5)
         heir = engine.again()
-        for call in (heir.sleep(2), heir.suspend()):
+        for call in (heir.sleep(2), heir.suspend(), heir.refill(DISK, "r1", lambda said: None), heir.resume()):
             with pytest.raises(LocalFault, match="never answered"):
                 await call
         await heir.close()
+        assert len(engine.bodies(route)) == 1
 
 
 # ---------------------------------------------------------------------- /health generates

@@ -70,6 +70,7 @@ def pytest(file: str) -> tuple[str, ...]:
 
 
 CHECKS = (
+    Check("nvml", 120, (sys.executable, "-m", "tests.gpu.nvml_check"), no_torch),
     Check("memory", 480, (PYTHON, "-m", "tests.gpu.memory_check"), no_torch),
     Check("engine", 480, (sys.executable, "-m", "tests.gpu.engine_check"), no_vllm),
     Check("graphs", 1800, pytest("test_graphs.py"), no_vllm),

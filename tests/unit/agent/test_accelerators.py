@@ -25,9 +25,8 @@ from relight.transfer.topology import Distance, direct_groups, parse_xpu_topolog
 from support.nvml import RecordedNvml, h100, split_a100
 from support.trees import BRIDGED_TOPOLOGY, Tree, kunlun_host, switches, xpu_line
 
-Record = Callable[[str, object], None]
-
 ALL = Wanted()
+Record = Callable[[str, object], None]
 MIB = 1 << 20
 
 
@@ -50,7 +49,7 @@ def _refused(call: Any, *arguments: Any) -> str:
 
 
 def test_eight_h100_tell_of_themselves_and_of_each_other(tree: Tree, record_property: Record) -> None:
-    record_property("device_trees", "8 H100 by NVML")
+    record_property("device_trees", "eight H100")
     nvml = RecordedNvml([h100(n, used_mib=72790, milliwatts=140_000, busy=4) for n in range(8)])
     found = _nvidia(tree, nvml)
     devices = found.enumerate()
@@ -80,7 +79,7 @@ def test_cards_are_dealt_to_the_devices_that_the_driver_names_by_their_pci_addre
 def test_parts_of_a_split_a100_are_devices_with_the_whole_one_as_their_parent(
     tree: Tree, record_property: Record
 ) -> None:
-    record_property("device_trees", "A100 in MIG slices")
+    record_property("device_trees", "A100 in parts")
     gpu = split_a100()
     gpu.parts[1].processes, gpu.parts[1].used_mib = {77: 4000}, 4100
     found = _nvidia(tree, RecordedNvml([gpu]))
@@ -103,7 +102,8 @@ def test_what_a_driver_does_not_support_is_not_told_and_breaks_nothing(tree: Tre
     assert found.processes() == {old.uuid: {5: 0}}
 
 
-def test_a_device_that_fell_off_its_bus_is_said_and_not_offered(tree: Tree) -> None:
+def test_a_device_that_fell_off_its_bus_is_said_and_not_offered(tree: Tree, record_property: Record) -> None:
+    record_property("device_trees", "H100 of which one fell off its bus")
     nvml = RecordedNvml([h100(0)])
     found = _nvidia(tree, nvml)
     nvml.lost = True
@@ -263,7 +263,7 @@ def test_an_instance_that_spills_onto_a_device_of_another_is_seen_there(tree: Tr
 
 
 def test_a_p800_node_tells_of_itself_in_two_groups_of_four(tree: Tree, record_property: Record) -> None:
-    record_property("device_trees", "P800 in two groups")
+    record_property("device_trees", "eight P800 in two groups")
     found = KunlunDevices(kunlun_host(tree, used_mib={1: 90440}), ALL)
     devices = found.enumerate()
     assert [d.visible_as for d in devices] == [str(n) for n in range(8)]
@@ -280,7 +280,8 @@ def test_a_p800_node_tells_of_itself_in_two_groups_of_four(tree: Tree, record_pr
     assert facts["peer_memory"] == "kunlun_peermem"
 
 
-def test_a_product_that_nobody_here_has_seen_is_taken_by_what_it_tells(tree: Tree) -> None:
+def test_a_product_that_nobody_here_has_seen_is_taken_by_what_it_tells(tree: Tree, record_property: Record) -> None:
+    record_property("device_trees", "a product of Kunlun's that nobody has seen")
     found = KunlunDevices(kunlun_host(tree, model="P900 OAM"), ALL)
     assert {d.model_name for d in found.enumerate()} == {"P900 OAM"}
     assert all(d.total_bytes == 98304 * MIB for d in found.enumerate())
@@ -289,7 +290,7 @@ def test_a_product_that_nobody_here_has_seen_is_taken_by_what_it_tells(tree: Tre
 def test_a_container_with_some_of_the_nodes_has_those_devices_alone_in_its_own_order(
     tree: Tree, record_property: Record
 ) -> None:
-    record_property("device_trees", "container with some P800")
+    record_property("device_trees", "a container with some P800")
     found = KunlunDevices(kunlun_host(tree, nodes=(2, 3)), Wanted(count=2))
     # Nodes 2 and 3 are devices 5 and 4 of the host; in here they are 0 and 1.
     assert [(d.id[:5], d.visible_as) for d in found.enumerate()] == [("GPU-4", "0"), ("GPU-5", "1")]
@@ -316,8 +317,7 @@ def test_holders_of_a_kunlun_device_are_those_that_have_its_node_open(tree: Tree
     assert not reports[1].holders
 
 
-def test_intels_tool_of_the_same_name_is_never_run(tree: Tree, record_property: Record) -> None:
-    record_property("device_trees", "Intel GPU with xpu-smi")
+def test_intels_tool_of_the_same_name_is_never_run(tree: Tree) -> None:
     tree.accelerator("pci0000:10/0000:10:01.0/0000:11:00.0", 0, vendor="0x8086", code="0x038000")
     ran: list[Any] = []
 
@@ -332,7 +332,7 @@ def test_intels_tool_of_the_same_name_is_never_run(tree: Tree, record_property: 
 
 
 def test_a_masked_container_is_told_what_it_lacks(tree: Tree, record_property: Record) -> None:
-    record_property("device_trees", "masked container")
+    record_property("device_trees", "a container without what it needs")
     tree.accelerator("pci0000:10/0000:10:01.0/0000:11:00.0", 0, vendor="0x1d22", code="0x120000")
     assert "xpuctrl" in _refused(KunlunDevices, tree.host(), ALL)
 
@@ -362,7 +362,8 @@ def test_lines_that_are_no_devices_are_passed_over() -> None:
     assert versions("no table") == ("", "")
 
 
-def test_a_matrix_with_links_between_the_groups_is_one_group(tree: Tree) -> None:
+def test_a_matrix_with_links_between_the_groups_is_one_group(tree: Tree, record_property: Record) -> None:
+    record_property("device_trees", "eight P800 with links between the groups")
     assert direct_groups(parse_xpu_topology(BRIDGED_TOPOLOGY)) == [frozenset(range(8))]
 
 

@@ -24,7 +24,7 @@ from relight.plugin.settings import read
 if TYPE_CHECKING:
     from relight.agent.surroundings import Surroundings
 
-GPU = Device("gpu0", "nvidia", "gpu0", 1 << 30, "H200")
+GPU = Device("gpu0", "nvidia", "gpu0", 1 << 30, "H200", visible_as="GPU-1")
 CACHE = ("--kv-cache-memory-bytes=1073741824",)
 
 
@@ -146,7 +146,7 @@ async def test_experts_are_dealt_over_the_devices_that_there_are(driver: VllmDri
     assert "--enable-expert-parallel" not in argv
 
 
-KUNLUN = Device("x0", "kunlun", "x0", 96 << 30, "P800 OAM")
+KUNLUN = Device("x0", "kunlun", "x0", 96 << 30, "P800 OAM", visible_as="3")
 
 
 class Elsewhere(Around):
@@ -177,7 +177,7 @@ async def test_a_start_on_a_gpu_depends_on_no_neighbour_and_can_sleep(tmp_path: 
     assert "--enable-sleep-mode" in argv
     # Only compared with what is free: a start beside engines that are awake is not refused for it.
     assert float(argv[argv.index("--gpu-memory-utilization") + 1]) <= 0.02
-    assert command.env["CUDA_VISIBLE_DEVICES"] == "gpu0"
+    assert command.env["CUDA_VISIBLE_DEVICES"] == "GPU-1"
     assert command.env["VLLM_PLUGINS"] == "relight"
 
 
@@ -215,7 +215,7 @@ async def test_on_kunlun_its_own_plugin_comes_first_and_graphs_are_captured_by_p
     assert "--worker-cls" not in argv
     assert command.env["VLLM_PLUGINS"].split(",")[0] == "kunlun"
     assert "relight" not in command.env["VLLM_PLUGINS"].split(",")
-    assert command.env["XPU_VISIBLE_DEVICES"] == command.env["CUDA_VISIBLE_DEVICES"] == "x0"
+    assert command.env["XPU_VISIBLE_DEVICES"] == command.env["CUDA_VISIBLE_DEVICES"] == "3"
     assert command.env["XMLIR_FORCE_USE_XPU_GRAPH"] == "1"
     assert await driver.compile_start(context, command) is None
     assert driver.zygote(tmp_path) is None

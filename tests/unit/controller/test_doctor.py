@@ -22,9 +22,8 @@ from relight.controller.plan.devices import FreeDevices
 from relight.core.records import CacheReport, DeviceReport, Mode, PcieLink, Phase, Snapshot, StartCache
 from support.planning import SPEC, slot
 
-Record = Callable[[str, object], None]
-
 GIB = 1 << 30
+Record = Callable[[str, object], None]
 PUBLIC: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("public_configurations.toml").read_text())
 
 

@@ -46,6 +46,8 @@ class Server:
             file.write(json.dumps([request.method, route, request.json() if request.body else None]) + "\n")
         if route == self._odd.dies_in:
             self._scheduler.die(f"told to die in {route}")
+        if route == self._odd.hangs_in:
+            await asyncio.Event().wait()
         key = self._arguments.admin_api_key
         if route in ADMIN and key and request.headers.get("authorization") != f"Bearer {key}":
             return Response(401, {"error": "Unauthorized"})

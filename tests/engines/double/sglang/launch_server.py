@@ -36,6 +36,8 @@ class Oddities:
     """So many reloads are refused."""
     loads_by: str = ""
     """What it says that it loaded its weights by, whatever it was told."""
+    hangs_in: str = ""
+    """A route that is never answered, and does nothing."""
     dies_in: str = ""
     """A route that the process dies in instead of answering it."""
 
