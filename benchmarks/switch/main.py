@@ -62,7 +62,10 @@ class Turns:
                 {"name": name, "devices": [{"id": f"cpu-{name}", "cores": [core], "memory": "6GiB"}]}
                 for name, core in devices
             ],
-            "models": [{"name": model.name, **self._spec(model, 1, 2)} for model in MODELS],
+            # Guardians later: now each replica has a device, and the one left over is the only one where they may sleep.
+            "models": [
+                {"name": model.name, **self._spec(model, 1, 2), "guardians": {"replicas": 0}} for model in MODELS
+            ],
         }
         path = self.directory / "machine.yaml"
         path.write_text(json.dumps(config, indent=2))
@@ -70,6 +73,8 @@ class Turns:
         said = json.loads((self.directory / "state" / "connection.json").read_text())
         self.gateway, self.headers = said["gateway"], {"authorization": f"Bearer {said['token']}"}
         self.api = httpx.Client(base_url=said["url"], headers=self.headers, timeout=90.0, trust_env=False)
+        for model in MODELS:
+            self._path(model, "", self._spec(model, 1, 2))
         self._settled(None)
 
     def down(self) -> None:
