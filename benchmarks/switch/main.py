@@ -32,7 +32,8 @@ BEGUN = time.monotonic()
 ROUNDS = 6
 TINY = engine.ROOT / ".cache" / "tiny-qwen3"
 MODELS = (Model("smollm2", engine.MODEL), Model("tiny", TINY))
-SHARED = "shared"
+NODES = {"a": 0, "b": 1, "c": 1}
+"""Each with a device of one core: two for the replicas, and one that the guardians of both share."""
 WAYS = ("switch", "level1", "restart")
 DEADLINE = 180.0
 
@@ -54,18 +55,16 @@ class Turns:
 
     def up(self) -> None:
         self.env = {**os.environ, "RELIGHT_STATE": str(self.directory / "state")}
-        devices = (("home-a", 1), ("home-b", 1), (SHARED, 0))
+        # Guardians come later: then each replica has a device, and the one that is left is where both may sleep.
+        alone = {"guardians": {"replicas": 0}}
         config = {
             "ports": PORTS,
             "engines": {"vllm": {"python": str(engine.PYTHON)}},
             "nodes": [
                 {"name": name, "devices": [{"id": f"cpu-{name}", "cores": [core], "memory": "6GiB"}]}
-                for name, core in devices
+                for name, core in NODES.items()
             ],
-            # Guardians later: now each replica has a device, and the one left over is the only one where they may sleep.
-            "models": [
-                {"name": model.name, **self._spec(model, 1, 2), "guardians": {"replicas": 0}} for model in MODELS
-            ],
+            "models": [{"name": model.name, **self._spec(model, 1, 2), **alone} for model in MODELS],
         }
         path = self.directory / "machine.yaml"
         path.write_text(json.dumps(config, indent=2))
@@ -73,6 +72,8 @@ class Turns:
         said = json.loads((self.directory / "state" / "connection.json").read_text())
         self.gateway, self.headers = said["gateway"], {"authorization": f"Bearer {said['token']}"}
         self.api = httpx.Client(base_url=said["url"], headers=self.headers, timeout=90.0, trust_env=False)
+        homes = {i["members"][0]["slot"] for i in self._instances()}
+        (self.shared,) = NODES.keys() - homes
         for model in MODELS:
             self._path(model, "", self._spec(model, 1, 2))
         self._settled(None)
@@ -101,11 +102,12 @@ class Turns:
     def _path(self, model: Model, path: str, body: dict[str, Any]) -> None:
         self.api.put(f"/api/v1/namespaces/default/models/{model.name}{path}", json=body).raise_for_status()
 
-    def _on_device(self) -> dict[str, dict[str, Any]]:
+    def _instances(self) -> list[dict[str, Any]]:
         found = self.api.get("/api/v1/instances").raise_for_status().json()["items"]
-        return {
-            i["model"].partition("/")[2]: i for i in found if i["members"][0]["slot"] == SHARED and i["state"] != "gone"
-        }
+        return [i for i in found if i["state"] != "gone"]
+
+    def _on_device(self) -> dict[str, dict[str, Any]]:
+        return {i["model"].partition("/")[2]: i for i in self._instances() if i["members"][0]["slot"] == self.shared}
 
     def _settled(self, awake: Model | None) -> dict[str, dict[str, Any]]:
         """The engines on the shared device once exactly `awake` is ready there and the others sleep."""
