@@ -96,8 +96,8 @@ class Turns:
         self._settled(None)
         for model in MODELS:
             self.turn(model, None, "switch" if level == 2 else "level1", warm=True)
-        self._path(MODELS[-1], "/scale", {"replicas": 1})
-        self._settled(None)
+            self._path(model, "/scale", {"replicas": 1})
+            self._settled(None)
 
     def _path(self, model: Model, path: str, body: dict[str, Any]) -> None:
         self.api.put(f"/api/v1/namespaces/default/models/{model.name}{path}", json=body).raise_for_status()
