@@ -96,8 +96,22 @@ class Turns:
         self._settled(None)
         for model in MODELS:
             self.turn(model, None, "switch" if level == 2 else "level1", warm=True)
-            self._path(model, "/scale", {"replicas": 1})
-            self._settled(None)
+            self.sleep(model)
+
+    def sleep(self, model: Model) -> None:
+        """Takes the device from `model`; nobody has it afterwards."""
+        self._idle()
+        self._path(model, "/scale", {"replicas": 1})
+        self._settled(None)
+
+    def _idle(self) -> None:
+        """Waits until no request is known to run: else the replica at home is the less busy one, and goes instead."""
+        deadline = time.monotonic() + DEADLINE
+        while any(found["demand"]["in_flight"] for found in self._models()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    def _models(self) -> list[dict[str, Any]]:
+        return list(self.api.get("/api/v1/namespaces/default/models").raise_for_status().json()["items"])
 
     def _path(self, model: Model, path: str, body: dict[str, Any]) -> None:
         self.api.put(f"/api/v1/namespaces/default/models/{model.name}{path}", json=body).raise_for_status()
@@ -124,6 +138,7 @@ class Turns:
     def turn(self, to: Model, from_: Model | None, way: str, *, warm: bool = False) -> float:
         """Gives the device from `from_` to `to`; seconds until the first correct token of the new one."""
         rung = "peer_shm" if way == "switch" else "host_copy"
+        self._idle()
         got: dict[str, Any] = {}
         ready = threading.Barrier(2)
 
@@ -223,8 +238,7 @@ def turn_about(turns: Turns, way: str) -> list[float]:
         to, from_ = (first, second) if n % 2 == 0 else (second, first)
         found.append(turns.turn(to, from_, way))
         say(f"    {way:8} to {to.name:8} {found[-1]:7.3f} s")
-    turns._path(MODELS[(ROUNDS - 1) % 2], "/scale", {"replicas": 1})
-    turns._settled(None)
+    turns.sleep(MODELS[(ROUNDS - 1) % 2])
     return found
 
 
