@@ -32,7 +32,8 @@ BEGUN = time.monotonic()
 ROUNDS = 6
 TINY = engine.ROOT / ".cache" / "tiny-qwen3"
 MODELS = (Model("smollm2", engine.MODEL), Model("tiny", TINY))
-SHARED = "shared"
+NODES = {"a": 0, "b": 1, "c": 1}
+"""Each with a device of one core: two for the replicas, and one that the guardians of both share."""
 WAYS = ("switch", "level1", "restart")
 DEADLINE = 180.0
 
@@ -54,15 +55,16 @@ class Turns:
 
     def up(self) -> None:
         self.env = {**os.environ, "RELIGHT_STATE": str(self.directory / "state")}
-        devices = (("home-a", 1), ("home-b", 1), (SHARED, 0))
+        # Guardians come later: then each replica has a device, and the one that is left is where both may sleep.
+        alone = {"guardians": {"replicas": 0}}
         config = {
             "ports": PORTS,
             "engines": {"vllm": {"python": str(engine.PYTHON)}},
             "nodes": [
                 {"name": name, "devices": [{"id": f"cpu-{name}", "cores": [core], "memory": "6GiB"}]}
-                for name, core in devices
+                for name, core in NODES.items()
             ],
-            "models": [{"name": model.name, **self._spec(model, 1, 2)} for model in MODELS],
+            "models": [{"name": model.name, **self._spec(model, 1, 2), **alone} for model in MODELS],
         }
         path = self.directory / "machine.yaml"
         path.write_text(json.dumps(config, indent=2))
@@ -70,6 +72,10 @@ class Turns:
         said = json.loads((self.directory / "state" / "connection.json").read_text())
         self.gateway, self.headers = said["gateway"], {"authorization": f"Bearer {said['token']}"}
         self.api = httpx.Client(base_url=said["url"], headers=self.headers, timeout=90.0, trust_env=False)
+        homes = {i["members"][0]["slot"] for i in self._instances()}
+        (self.shared,) = NODES.keys() - homes
+        for model in MODELS:
+            self._path(model, "", self._spec(model, 1, 2))
         self._settled(None)
 
     def down(self) -> None:
@@ -90,17 +96,32 @@ class Turns:
         self._settled(None)
         for model in MODELS:
             self.turn(model, None, "switch" if level == 2 else "level1", warm=True)
-        self._path(MODELS[-1], "/scale", {"replicas": 1})
+            self.sleep(model)
+
+    def sleep(self, model: Model) -> None:
+        """Takes the device from `model`; nobody has it afterwards."""
+        self._idle()
+        self._path(model, "/scale", {"replicas": 1})
         self._settled(None)
+
+    def _idle(self) -> None:
+        """Waits until no request is known to run: else the replica at home is the less busy one, and goes instead."""
+        deadline = time.monotonic() + DEADLINE
+        while any(found["demand"]["in_flight"] for found in self._models()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    def _models(self) -> list[dict[str, Any]]:
+        return list(self.api.get("/api/v1/namespaces/default/models").raise_for_status().json()["items"])
 
     def _path(self, model: Model, path: str, body: dict[str, Any]) -> None:
         self.api.put(f"/api/v1/namespaces/default/models/{model.name}{path}", json=body).raise_for_status()
 
-    def _on_device(self) -> dict[str, dict[str, Any]]:
+    def _instances(self) -> list[dict[str, Any]]:
         found = self.api.get("/api/v1/instances").raise_for_status().json()["items"]
-        return {
-            i["model"].partition("/")[2]: i for i in found if i["members"][0]["slot"] == SHARED and i["state"] != "gone"
-        }
+        return [i for i in found if i["state"] != "gone"]
+
+    def _on_device(self) -> dict[str, dict[str, Any]]:
+        return {i["model"].partition("/")[2]: i for i in self._instances() if i["members"][0]["slot"] == self.shared}
 
     def _settled(self, awake: Model | None) -> dict[str, dict[str, Any]]:
         """The engines on the shared device once exactly `awake` is ready there and the others sleep."""
@@ -117,6 +138,7 @@ class Turns:
     def turn(self, to: Model, from_: Model | None, way: str, *, warm: bool = False) -> float:
         """Gives the device from `from_` to `to`; seconds until the first correct token of the new one."""
         rung = "peer_shm" if way == "switch" else "host_copy"
+        self._idle()
         got: dict[str, Any] = {}
         ready = threading.Barrier(2)
 
@@ -216,8 +238,7 @@ def turn_about(turns: Turns, way: str) -> list[float]:
         to, from_ = (first, second) if n % 2 == 0 else (second, first)
         found.append(turns.turn(to, from_, way))
         say(f"    {way:8} to {to.name:8} {found[-1]:7.3f} s")
-    turns._path(MODELS[(ROUNDS - 1) % 2], "/scale", {"replicas": 1})
-    turns._settled(None)
+    turns.sleep(MODELS[(ROUNDS - 1) % 2])
     return found
 
 
