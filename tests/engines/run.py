@@ -11,8 +11,8 @@ import pytest
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
 ELSEWHERE = (
-    "tests/unit/agent/test_accelerators.py", "tests/unit/agent/test_capabilities.py", "tests/unit/agent/test_devices.py",
-    "tests/unit/agent/test_versions.py", "tests/unit/controller/test_doctor.py",
+    "tests/unit/agent/test_accelerators.py", "tests/unit/agent/test_capabilities.py",
+    "tests/unit/agent/test_devices.py", "tests/unit/agent/test_versions.py", "tests/unit/controller/test_doctor.py",
 )  # fmt: skip
 """Tests beside this folder that record what figures.py counts; they run with every change besides."""
 

@@ -9,10 +9,9 @@ import os
 import subprocess
 import sys
 
+from relight.agent.devices.base import Wanted
 from relight.agent.devices.host import Host
 from relight.agent.devices.kinds import open_devices
-
-from relight.agent.devices.base import Wanted
 from tests.gpu.table import Table
 
 HELD = 1 << 30
