@@ -45,7 +45,7 @@ bench-ring: setup-control ## The compile-cache ring under kills and joins, and m
 
 .PHONY: test test-fast test-engine
 test: setup ## The tests of every change, with real vLLM (session-wide pair of engines)
-	@$(BIN)/python -m pytest -m "not gpu and not kubernetes and not chart and not dashboards and not engines"
+	@$(BIN)/python tests/run.py
 test-fast: setup-control setup-redis ## The tests that need no engine environment
 	@$(BIN)/python -m pytest -m "not engine and not gpu and not kubernetes and not chart and not dashboards and not engines"
 test-engine: setup ## The tests with real vLLM alone

@@ -62,7 +62,7 @@ def _precondition(if_match: str) -> Callable[[int], bool]:
     return lambda revision: revision != ABSENT and ("*" in tags or _etag(revision) in tags)
 
 
-def _show(parts: Parts, key: str) -> ModelOut:
+def _show(parts: Parts, key: str, *, judged: bool = True) -> ModelOut:
     stored = parts.catalog.models.get(key)
     if stored is None:
         raise NotFound(f"there is no model {key}")
@@ -79,7 +79,9 @@ def _show(parts: Parts, key: str) -> ModelOut:
             f"{finding.severity}: {finding.title}: {finding.evidence}"
             for finding in judge(parts, stored.record.spec)
             if finding.severity is not Severity.ADVICE
-        ],
+        ]
+        if judged
+        else None,
     )
 
 
@@ -106,7 +108,7 @@ async def list_models(
 ) -> Any:
     """The models of a namespace."""
     found = sorted((k, k) for k in parts.catalog.models if k.partition("/")[0] == namespace)
-    return paginate(found, limit, cursor, lambda key: _show(parts, key))
+    return paginate(found, limit, cursor, lambda key: _show(parts, key, judged=False))
 
 
 @router.get("/{name}", responses=documented(404, 422), response_model=ModelOut)

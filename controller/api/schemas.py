@@ -81,8 +81,8 @@ class ModelOut(BaseModel):
     coming: int
     dormant: int
     demand: Demand | None
-    warnings: list[str]
-    """What the doctor would change: dangers and warnings of the specification where it would run."""
+    warnings: list[str] | None
+    """What the doctor would change: dangers and warnings of the specification where it would run. Not told in lists."""
 
 
 class AutoscalerOut(BaseModel):

@@ -40,3 +40,19 @@ def capabilities(
         ("SEEN", "since"), ("REASON", "reason"),
     ]  # fmt: skip
     render.emit(found, output, columns)
+
+
+def suggest(
+    model: Annotated[str, typer.Argument(help="The model's name.")],
+    state: State = None,
+    server: Server = None,
+    namespace: Annotated[str, typer.Option("--namespace", "-n", help="Namespace of the model.")] = "default",
+    output: Shown = Output.TABLE,
+) -> None:
+    """Say what a model's own record speaks for changing, and what that rests on; change nothing."""
+    found = connected(server, state).items(f"/api/v1/namespaces/{namespace}/models/{model}/suggestions")
+    if output is Output.TABLE and not found:
+        typer.echo(f"the record of {model} speaks for no change")
+        return
+    columns = [("SETTING", "setting"), ("NOW", "now"), ("SUGGESTED", "suggested"), ("WHY", "evidence")]
+    render.emit(found, output, columns)

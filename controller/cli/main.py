@@ -35,6 +35,7 @@ app.command(epilog="Example: relight definitions --apply")(cluster.definitions)
 app.command(epilog="Example: relight purge --yes")(cluster.purge)
 app.command(epilog="Example: relight doctor --model default/smollm2")(advice.doctor)
 app.command(epilog="Example: relight capabilities --output json")(advice.capabilities)
+app.command(epilog="Example: relight suggest smollm2")(advice.suggest)
 
 
 Namespaced = Annotated[str, typer.Option("--namespace", "-n", help="Namespace of the model.")]

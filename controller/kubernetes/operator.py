@@ -14,6 +14,9 @@ from contextlib import contextmanager
 from functools import partial
 
 from relight.controller.accept import Accept
+from relight.controller.doctor.case import Severity
+from relight.controller.doctor.fleet import model_case
+from relight.controller.doctor.judge import judge_model
 from relight.controller.kubernetes import pods as slot_pods
 from relight.controller.kubernetes.api import Api, Object
 from relight.controller.kubernetes.caches import Caches
@@ -30,7 +33,7 @@ from relight.controller.state.catalog import Catalog
 from relight.core.clock import Clock
 from relight.core.errors import Fenced, RelightError
 from relight.core.logs import get_logger
-from relight.core.records import Desired, Placement, Plan, ScaleRequest, Snapshot
+from relight.core.records import Desired, ModelSpec, Placement, Plan, ScaleRequest, Snapshot
 
 RETRY_SECONDS = 1.0
 _SAID = {
@@ -174,6 +177,7 @@ class Operator:
             await self._finalizers(step, found, finalizers)
         for spec in wanted.put:
             await self._writes.do(step, f"model {spec.key}", self._accept.put_model, spec, _always)
+            self._advise(step, spec)
         for spec, by in wanted.scale:
             stored = self._catalog.models.get(spec.key)
             if self._numbering[spec.key] or (stored and stored.record.spec.replicas == spec.replicas):
@@ -192,6 +196,15 @@ class Operator:
             self.events.forget(found["metadata"].get("uid", ""))
         for key, error in wanted.refused.items():
             self.events.tell(self._caches.models.objects[key], "InvalidSpec", str(error), warning=True)
+
+    def _advise(self, step: Step, spec: ModelSpec) -> None:
+        """Tells what the doctor would say of a specification that was just taken, but for small advice."""
+        starts = [v.record for v in self._catalog.starts.values()]
+        for found in judge_model(model_case(spec, step.snapshot, starts)):
+            if found.severity is not Severity.ADVICE:
+                danger = found.severity is Severity.DANGER
+                message = f"{found.title} ({found.evidence}): {found.fix} [{found.rule}]"
+                self.events.tell(self._caches.models.objects[spec.key], "Advised", message, warning=danger)
 
     async def _finalizers(self, step: Step, found: Object, finalizers: list[str]) -> None:
         body = {"metadata": {"finalizers": finalizers}}

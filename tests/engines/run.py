@@ -11,8 +11,9 @@ import pytest
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
 ELSEWHERE = (
-    "tests/unit/agent/test_accelerators.py", "tests/unit/agent/test_capabilities.py",
-    "tests/unit/agent/test_devices.py", "tests/unit/agent/test_versions.py", "tests/unit/controller/test_doctor.py",
+    *(f"tests/unit/agent/test_{name}.py" for name in ("accelerators", "capabilities", "devices", "versions")),
+    "tests/unit/test_locks.py", "tests/unit/transfer/test_topology.py", "tests/unit/controller/test_doctor.py",
+    "tests/integration/controller/test_doctor.py",
 )  # fmt: skip
 """Tests beside this folder that record what figures.py counts; they run with every change besides."""
 

@@ -165,6 +165,8 @@ class Service:
         self._port, self._controllers = port, controllers
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.Task[Any]] = set()
+        self._serving: set[asyncio.Task[Any]] = set()
+        self._stopped = False
         self.override = 0
         """A port that gets all new connections instead."""
 
@@ -172,6 +174,10 @@ class Service:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self._port)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
         port = self.override or next((c.grpc_port for c in self._controllers if c.leading), 0)
         if not port:
             writer.transport.abort()
@@ -179,6 +185,10 @@ class Service:
         try:
             there = await asyncio.open_connection("127.0.0.1", port)
         except OSError:
+            writer.transport.abort()
+            return
+        if self._stopped:
+            there[1].transport.abort()
             writer.transport.abort()
             return
         pumps = [asyncio.create_task(_pump(reader, there[1])), asyncio.create_task(_pump(there[0], writer))]
@@ -192,10 +202,12 @@ class Service:
             task.cancel()
 
     async def stop(self) -> None:
+        self._stopped = True
         if self._server is not None:
             self._server.close()
         self.cut()
-        await asyncio.gather(*self._open, return_exceptions=True)
+        # Those that connect just now as well: what they open must be closed before the loop is.
+        await asyncio.gather(*self._serving, return_exceptions=True)
 
 
 class Cluster:

@@ -126,7 +126,7 @@ class _Stale(fleet_pb2_grpc.FleetServicer):
 async def test_no_step_of_an_earlier_epoch_takes_effect_at_agents_or_pods(cluster: Cluster) -> None:
     first, second = await _two(cluster)
     before = await cluster.ready_instances()
-    old = (await cluster.pods())[0]
+    old = next(p for p in await cluster.pods() if not is_proven(p))
     await first.crash()
     await second.leads()
     await cluster.kubectl("scale", "modeldeployment/m", "--replicas=2")

@@ -99,3 +99,11 @@ async def test_capabilities_are_told_with_what_they_rest_on(tmp_path):
     finally:
         await agent.detach()
         await running.stop()
+
+
+async def test_a_model_without_a_record_gets_no_suggestion_and_one_that_is_not_there_is_not_found(running):
+    status, out, err = await relight(running, "suggest", "m")
+    assert (status, out.strip()) == (0, "the record of m speaks for no change"), err
+    status, _, err = await relight(running, "suggest", "none")
+    assert status == 4
+    assert "there is no model default/none" in err

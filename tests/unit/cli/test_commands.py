@@ -91,7 +91,7 @@ def test_down_with_nothing_up_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "command",
     ["up", "down", "status", "models", "instances", "devices", "scale", "plan", "watch", "timeline", "explain", "logs",
-     "definitions", "purge", "doctor", "capabilities"],
+     "definitions", "purge", "doctor", "capabilities", "suggest"],
 )  # fmt: skip
 def test_every_command_has_help_with_an_example(tmp_path: Path, command: str) -> None:
     done = run(tmp_path, command, "--help")

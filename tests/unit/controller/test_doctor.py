@@ -268,5 +268,8 @@ def test_odd_values_are_no_numbers_and_no_configuration() -> None:
 
 def test_flags_are_judged_by_lists_of_versions_and_never_without_one() -> None:
     assert len(known_flags("vllm", "0.32.0+cpu")) > 300
+    assert unknown_flags(Arguments(["--sleep-mode-backend", "x"]), "vllm", "0.32.0") == ("--sleep-mode-backend",)
+    assert unknown_flags(Arguments(["--sleep-mode-backend", "x"]), "vllm", "0.33.0") == ()
+    assert unknown_flags(Arguments(["--enable-memory-saver", "--swap-space"]), "sglang", "0.5.23") == ("--swap-space",)
     assert unknown_flags(Arguments(["--nonsense"]), "vllm", "0.1.0") == ()
     assert unknown_flags(Arguments(["--nonsense"]), "vllm", "0.32.0") == ("--nonsense",)

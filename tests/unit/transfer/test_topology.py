@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,13 +18,16 @@ from relight.transfer.topology import (
 )
 from support.trees import P800_TOPOLOGY, Tree, switches
 
+Record = Callable[[str, object], None]
+
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Tree:
     return Tree(tmp_path)
 
 
-def test_eight_gpus_with_eight_cards_each_get_the_one_on_their_switch(tree: Tree) -> None:
+def test_eight_gpus_with_eight_cards_each_get_the_one_on_their_switch(tree: Tree, record_property: Record) -> None:
+    record_property("device_trees", "8 GPUs, 8 cards")
     for n in range(8):
         base, numa = switches(n)
         tree.accelerator(f"{base}:00.0/0000:{n + 1:x}3:00.0", numa)
@@ -33,7 +37,10 @@ def test_eight_gpus_with_eight_cards_each_get_the_one_on_their_switch(tree: Tree
     assert {(r.distance, r.shared_by) for r in found.values()} == {(Distance.PIX, 1)}
 
 
-def test_eight_gpus_with_four_cards_share_each_between_two_of_their_own_socket(tree: Tree) -> None:
+def test_eight_gpus_with_four_cards_share_each_between_two_of_their_own_socket(
+    tree: Tree, record_property: Record
+) -> None:
+    record_property("device_trees", "8 GPUs, 4 cards")
     for n in range(8):
         base, numa = switches(n)
         tree.accelerator(f"{base}:00.0/0000:{n + 1:x}3:00.0", numa)
@@ -45,7 +52,10 @@ def test_eight_gpus_with_four_cards_share_each_between_two_of_their_own_socket(t
     assert [r.distance for r in found] == [Distance.PIX, Distance.NODE] * 4
 
 
-def test_p800_with_bonded_cards_gets_the_one_beside_it_and_two_groups_of_direct_links(tree: Tree) -> None:
+def test_p800_with_bonded_cards_gets_the_one_beside_it_and_two_groups_of_direct_links(
+    tree: Tree, record_property: Record
+) -> None:
+    record_property("device_trees", "8 P800, bonded cards")
     for n in range(8):
         base, numa = switches(n)
         tree.accelerator(f"{base}:00.0/0000:{n + 1:x}3:00.0", numa, vendor="0x1d22", code="0x120000")
@@ -64,13 +74,17 @@ def test_what_is_no_matrix_is_refused(text: str) -> None:
         parse_xpu_topology(text)
 
 
-def test_a_host_without_cards_has_no_rails(tree: Tree) -> None:
+def test_a_host_without_cards_has_no_rails(tree: Tree, record_property: Record) -> None:
+    record_property("device_trees", "no cards")
     tree.accelerator("pci0000:10/0000:10:01.0/0000:11:00.0", 0)
     assert tree.rails() == {}
     assert read_nics(tree.sysfs / "nowhere") == []
 
 
-def test_cards_that_are_masked_or_down_are_named_with_the_reason_and_not_given(tree: Tree) -> None:
+def test_cards_that_are_masked_or_down_are_named_with_the_reason_and_not_given(
+    tree: Tree, record_property: Record
+) -> None:
+    record_property("device_trees", "cards masked or down")
     tree.accelerator("pci0000:10/0000:10:01.0/0000:11:00.0", 0)
     tree.nic("mlx5_0", "pci0000:10/0000:10:01.0/0000:11:00.1", 0, masked=True)
     tree.nic("mlx5_1", "pci0000:20/0000:20:01.0/0000:21:00.0", 0, state="1: DOWN")
@@ -82,7 +96,10 @@ def test_cards_that_are_masked_or_down_are_named_with_the_reason_and_not_given(t
     assert [r.nic for r in tree.rails().values()] == ["mlx5_2"]
 
 
-def test_a_container_that_sees_one_of_eight_devices_gives_it_the_same_card_as_the_whole_host(tree: Tree) -> None:
+def test_a_container_that_sees_one_of_eight_devices_gives_it_the_same_card_as_the_whole_host(
+    tree: Tree, record_property: Record
+) -> None:
+    record_property("device_trees", "container with one of eight")
     for n in range(8):
         base, numa = switches(n)
         tree.accelerator(f"{base}:00.0/0000:{n + 1:x}3:00.0", numa)
