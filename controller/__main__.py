@@ -42,8 +42,8 @@ async def _run(config: ControllerConfig) -> None:
 
 def main() -> int:
     """Runs until SIGTERM or SIGINT; 0 then, 2 for a configuration that is not valid, 1 for any failure."""
-    parser = argparse.ArgumentParser(prog="relight.controller", description=__doc__)
-    parser.add_argument("--config", type=Path, required=True, help="JSON configuration file")
+    parser = argparse.ArgumentParser(prog="relight-controller", description=__doc__)
+    parser.add_argument("--config", type=Path, required=True, help="JSON file with the settings")
     arguments = parser.parse_args()
     try:
         config = load(arguments.config)

@@ -8,7 +8,7 @@
     |  `- TooOld           the revision asked for was compacted: list again, then watch
     |- Denied              present an identity of the right role
     |- Unavailable         try the same call again after `retry_after` seconds
-    |- InvariantViolated   a rule of docs/invariants was broken: stop, report, do not retry
+    |- InvariantViolated   a rule of core/invariants.py was broken: stop, report, do not retry
     `- TransferError       a weight transfer failed; who is at fault says what comes next
        |- RemoteFault      the source is at fault: try another source
        |- LocalFault       this side is at fault: do not blame the source

@@ -88,7 +88,7 @@ async def _run(config: GatewayConfig) -> None:
 def main() -> int:
     """Exit status 0 after SIGTERM, 2 for a bad configuration or an address that cannot be had."""
     parser = argparse.ArgumentParser(prog="relight-gateway", description=__doc__)
-    parser.add_argument("--config", type=Path, required=True, help="JSON file, see docs/configuration")
+    parser.add_argument("--config", type=Path, required=True, help="JSON file with the settings")
     parser.add_argument("--name", help="unique among the gateways of one controller; instead of the file's")
     arguments = parser.parse_args()
     try:

@@ -16,7 +16,7 @@ from relight.core.errors import FieldError, InvalidInput, NotFound, RelightError
 
 app = typer.Typer(
     help="The compile-cache ring: bundles of what engines compile, by key.", no_args_is_help=True,
-    rich_markup_mode=None,
+    rich_markup_mode=None, epilog="Example: relight cache list",
 )  # fmt: skip
 Key = Annotated[str, typer.Argument(help="A key's digest, or the beginning of it (at least 4 digits).")]
 Directory = Annotated[Path, typer.Argument(help="The archive's directory.")]

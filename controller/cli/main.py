@@ -21,11 +21,16 @@ from relight.core.clock import SystemClock
 from relight.core.errors import FieldError, InvalidInput, RelightError
 from relight.core.ids import is_name
 
+ELSEWHERE = (
+    "Commands speak to the machine that `up` started; with --server to another controller, with the bearer token in "
+    "$RELIGHT_TOKEN and, where its certificate is of an authority of its own, the PEM file in $RELIGHT_CA."
+)
 STATUSES = "Exit status: " + ", ".join(f"{number} {name}" for name, number in EXIT.items()) + "."
 
 app = typer.Typer(
     name="relight",
-    help=f"Bring LLM replicas up in seconds from dormant guardians.\n\n{STATUSES}",
+    help=f"Bring LLM replicas up in seconds from dormant guardians.\n\n{ELSEWHERE}\n\n{STATUSES}",
+    epilog="Example: relight up -f examples/machine.yaml",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -190,7 +195,8 @@ Model = Annotated[str, typer.Argument(help="The model's name.")]
 Rung = Annotated[
     list[str] | None,
     typer.Option(
-        "--rung", help="Only these rungs, in order: peer_shm, peer_rdma, peer_tcp, host_copy, host_shm, host_tcp, disk."
+        "--rung",
+        help="Only these rungs, in order: peer_shm, peer_rdma, peer_tcp, host_copy, host_shm, host_tcp, storage, disk.",
     ),
 ]
 
