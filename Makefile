@@ -43,6 +43,12 @@ bench-switch: setup ## Two models taking turns on one device, against level 1 an
 bench-ring: setup-control ## The compile-cache ring under kills and joins, and many starts of one key; ends with one line of JSON
 	@PYTHONPATH=src $(BIN)/python benchmarks/ring/main.py
 
+.PHONY: bench-fanout bench-wake-model
+bench-fanout: setup ## Many receivers over shaped links, beside a serving replica (root); ends with one line of JSON
+	@$(BIN)/python benchmarks/links/fanout.py
+bench-wake-model: setup-control ## A wake's transfer time as a set-up and a rate, over shaped links (root); ends with one line of JSON
+	@$(BIN)/python benchmarks/links/wake_model.py
+
 .PHONY: test test-fast test-engine
 test: setup ## The tests of every change, with real vLLM (session-wide pair of engines)
 	@$(BIN)/python tests/run.py
