@@ -105,7 +105,7 @@ def pki(
 
 @app.command(epilog="Example: relight status --output json")
 def status(state: State = None, server: Server = None, output: Shown = Output.TABLE) -> None:
-    """Components, slots, models and what is under way."""
+    """Components, slots, models of the namespace default, and what is under way."""
     home = Home(state_directory(state))
     client = connected(server, state)
     running = [] if server else [{"component": p.name, "pid": p.pid, "alive": p.alive()} for p in home.processes()]
