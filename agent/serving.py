@@ -31,6 +31,12 @@ _log = get_logger("agent.serving")
 LARGEST_BODY = 64 << 20
 RETRY_AFTER = "1"
 """Seconds; where it was refused, endpoints are about to say so too."""
+ASKED = ("/v1/models", "/v1/models/{name:path}", "/ping")
+SERVED = (
+    "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/v1/score",
+    "/v1/rerank", "/v1/audio/transcriptions", "/v1/audio/translations", "/tokenize", "/detokenize",
+)  # fmt: skip
+"""What runs a model. Named one by one: engines have controls under /v1 too, adapters' loading among them."""
 INCARNATION = "x-relight-incarnation"
 """Of a request: it is for this incarnation alone. Of an answer: which one gave it."""
 _HOP = frozenset(
@@ -61,15 +67,14 @@ class Serving:
 
     async def serve(self) -> None:
         """Answers until cancelled; then what is under way is finished within a moment."""
-        methods = ["GET", "POST"]
         app = Starlette(
             routes=[
                 Route("/health", self._health),
-                Route("/v1/{path:path}", self._forward, methods=methods),
-                # Beside OpenAI's, vLLM's own names for the same; not what changes an engine.
-                *(Route(path, self._forward, methods=methods) for path in ("/tokenize", "/detokenize", "/ping")),
+                *(Route(path, self._forward, methods=["GET"]) for path in ASKED),
+                *(Route(path, self._forward, methods=["POST"]) for path in SERVED),
             ]
         )
+        app.router.redirect_slashes = False
         config = uvicorn.Config(
             app, log_config=None, access_log=False, lifespan="off", server_header=False, timeout_graceful_shutdown=5
         )

@@ -100,9 +100,9 @@ class Client:
 
     def _unreachable(self, error: Exception) -> Unavailable:
         return Unavailable(
-            f"no controller answers at {self.url} ({type(error).__name__}): with --server check the address, and "
-            "RELIGHT_CA for https; on this machine see logs/controller.log of the state directory, or start anew "
-            "(`relight down`, `relight up -f FILE`)"
+            f"no controller answers at {self.url} ({str(error) or type(error).__name__}): with --server check the "
+            "address, and RELIGHT_CA for https; on this machine see logs/controller.log of the state directory, or "
+            "start anew (`relight down`, `relight up -f FILE`)"
         )
 
     def items(self, path: str, **query: object) -> list[dict[str, Any]]:

@@ -104,22 +104,25 @@ def pki(
 
 
 @app.command(epilog="Example: relight status --output json")
-def status(state: State = None, server: Server = None, output: Shown = Output.TABLE) -> None:
-    """Components, slots, models of the namespace default, and what is under way."""
+def status(
+    state: State = None, server: Server = None, namespace: Namespaced = "default", output: Shown = Output.TABLE
+) -> None:
+    """Components, slots, the models of a namespace, and what is under way."""
     home = Home(state_directory(state))
     client = connected(server, state)
     running = [] if server else [{"component": p.name, "pid": p.pid, "alive": p.alive()} for p in home.processes()]
+    if running and output is Output.TABLE:
+        # Before anything is asked: it says which of them is gone when the controller does not answer.
+        render.emit(running, "table", [("COMPONENT", "component"), ("PID", "pid"), ("ALIVE", "alive")])
     whole = {
         "components": running,
         "slots": client.items("/api/v1/slots"),
-        "models": client.items("/api/v1/namespaces/default/models"),
+        "models": client.items(f"/api/v1/namespaces/{namespace}/models"),
         "operations": [o for o in client.items("/api/v1/operations") if o["state"] == "running"],
     }
     if output is Output.JSON:
         render.emit(whole, "json")
         return
-    if running:
-        render.emit(running, "table", [("COMPONENT", "component"), ("PID", "pid"), ("ALIVE", "alive")])
     render.emit(
         whole["slots"], "table", [
             ("SLOT", "name"), ("ALIVE", "alive"), ("DEVICES", "devices"), ("ENGINES", "engines"),

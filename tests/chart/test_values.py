@@ -78,6 +78,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
         "models.chat: expected hpa or scaledObject",
     ),
     (model(hpa=HPA), "models.chat.hpa: expected metrics.enabled"),
+    ({"agent": {"config": {"accelerators": {}}}}, "agent.config: expected devices: [] beside accelerators"),
     (model(scaledObject=KEDA), "models.chat.scaledObject: expected externalScaler.enabled"),
     (
         merged(model(hpa=HPA), spec(writer="KEDA"), {"metrics": {"enabled": True}}),

@@ -63,8 +63,10 @@ async def test_a_slot_serves_the_model_that_is_ready_by_each_of_its_names_and_no
         assert same.status_code == 200
         late = await asked.post("/v1/completions", json=ASK, headers={"x-relight-incarnation": "999"})
         assert "999 is asked for" in refused(late)
-        for path in ("/sleep", "/wake_up", "/collective_rpc", "/control/sleep", "/v1/../sleep", "//sleep"):
-            assert (await asked.post(path)).status_code in (404, 405, 503), path
+        assert (await asked.get("/v1/models")).json()["data"]
+        controls = ("/sleep", "/wake_up", "/collective_rpc", "/control/sleep", "/v1/../sleep", "//sleep", "/v1/loads")
+        for path in (*controls, "/v1/load_lora_adapter", "/v1/models/x/../../load_lora_adapter", "/v1/completions/"):
+            assert (await asked.post(path)).status_code in (404, 405), path
 
 
 async def test_a_stream_that_runs_is_finished_and_what_comes_while_it_drains_is_refused(
