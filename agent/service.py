@@ -40,7 +40,7 @@ from relight.agent.versions import check
 from relight.agent.zygotes.keeper import Zygotes
 from relight.core.auth import Identity, Role, TokenEntry
 from relight.core.clock import Clock
-from relight.core.errors import FieldError, InvalidInput, RelightError, Unavailable
+from relight.core.errors import FieldError, InvalidInput, RelightError
 from relight.core.ids import new_id
 from relight.core.logs import get_logger
 from relight.core.records import Assignment, DeviceReport, SlotReport
@@ -169,7 +169,7 @@ class Agent:
     def _look_at_facts(self) -> dict[str, str]:
         try:
             found = dict(self._backend.facts())
-        except Unavailable as error:
+        except RelightError as error:
             _log.warning("devices.facts", reason=str(error))
             found = {}
         return {**{name: value for name, value in found.items() if value}, "memlock": memlock()}
@@ -177,7 +177,7 @@ class Agent:
     def _look_at_links(self) -> Mapping[tuple[str, str], str]:
         try:
             return self._backend.links()
-        except Unavailable as error:
+        except RelightError as error:
             _log.warning("devices.links", reason=str(error))
             return {}
 

@@ -114,6 +114,20 @@ def test_a_device_that_fell_off_its_bus_is_said_and_not_offered(tree: Tree, reco
     assert "does not answer" in report.reason
 
 
+def test_a_device_that_is_not_visible_any_more_to_a_reader_begun_anew_is_said_and_not_offered(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = _nvidia(tree, RecordedNvml([h100(0)]))
+
+    def refused() -> None:
+        raise InvalidInput("visible devices are not those allocated", [])
+
+    monkeypatch.setattr(found, "processes", refused)
+    (report,) = Ledger(found, "me", Procfs(tree.procfs)).measure(())
+    assert not report.healthy
+    assert "not those allocated" in report.reason
+
+
 @pytest.mark.parametrize(
     ("told", "chosen"),
     [
