@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -311,6 +313,21 @@ def test_a_container_with_some_of_the_nodes_has_those_devices_alone_in_its_own_o
     assert environment(named("kunlun"), found.enumerate()[1:]) == {
         "XPU_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": "1",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("serial", ["N/A", "0"])
+def test_devices_without_a_number_of_their_own_are_named_by_their_host_and_place(tree: Tree, serial: str) -> None:
+    host = kunlun_host(tree)
+    plain = host.run
+
+    def older(argv: Sequence[str]) -> str:
+        if tuple(argv[1:]) == ("-L",):
+            raise Unavailable("no such option")
+        return re.sub("02K15K624CV0030.", serial, plain(argv))
+
+    devices = KunlunDevices(dataclasses.replace(host, run=older), ALL).enumerate()
+    assert len({d.id for d in devices}) == 8
+    assert [d.id for d in devices] == [d.address for d in devices]
 
 
 def test_variables_that_contradict_each_other_are_refused(tree: Tree) -> None:
