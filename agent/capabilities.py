@@ -27,6 +27,8 @@ NAMES = ("sleep_1", "sleep_2", "guardian", "graphs_kept", "lazy", "zygote", "com
 """Besides these, the rungs by which weights came."""
 IN_A_ROW = 2
 """Failures without a success between them that make a capability missing: one may have any cause."""
+AGAIN = 24 * 3600.0
+"""Seconds after which what is missing may be tried again: its cause may have passed, and nobody else would find out."""
 LONGEST = 300
 """Characters of a reason: it travels with every report."""
 KEPT = 8
@@ -147,13 +149,17 @@ def key_of(kind: str, product: str, links: Mapping[tuple[str, str], str], engine
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def merged(kind: str, engine: str, facts: Mapping[str, str], known: Known) -> tuple[Capability, ...]:
+def merged(kind: str, engine: str, facts: Mapping[str, str], known: Known, now: float) -> tuple[Capability, ...]:
     """What to report of one engine: what was seen here before what was read, unknown for the rest."""
     found = {(c.name, c.ranks): c for c in _seeded(kind, engine, facts)}
-    found |= {
-        (name, ranks): Capability(engine, name, seen.verdict, seen.reason, ranks, seen.at)
-        for (name, ranks), seen in known.seen.items()
-    }
+    tested = {c.name for c in found.values() if c.verdict is Verdict.YES}
+    for (name, ranks), seen in known.seen.items():
+        verdict, reason = seen.verdict, seen.reason
+        if verdict is Verdict.NO and seen.at + AGAIN <= now:
+            if name in tested:
+                continue
+            verdict, reason = Verdict.UNKNOWN, f"to be tried again: {reason}"
+        found[name, ranks] = Capability(engine, name, verdict, reason, ranks, seen.at)
     there = {name for name, _ in found}
     rest = [Capability(engine, n, Verdict.UNKNOWN, "nothing was seen of it yet") for n in NAMES if n not in there]
     return tuple(sorted([*found.values(), *rest], key=lambda c: (c.name, c.ranks)))
@@ -264,6 +270,8 @@ class Capabilities:
             self._store.save(self._keys[engine], known)
         return any(changed)
 
-    def report(self) -> tuple[Capability, ...]:
+    def report(self, now: float) -> tuple[Capability, ...]:
         """All of them."""
-        return tuple(c for name, known in self._known.items() for c in merged(self._kind, name, self._facts, known))
+        return tuple(
+            c for name, known in self._known.items() for c in merged(self._kind, name, self._facts, known, now)
+        )
