@@ -87,7 +87,9 @@ def lessons(kind: str, outcome: str, report: InstanceReport, known: Known, cpu: 
     ranks, record = len(report.devices), report.start
     found: list[Lesson] = []
     if kind == "start" and record is not None and outcome in ("ok", "failed"):
-        found += _of_start(record, report.model, ranks, known)
+        # What nobody tries again by itself is wrong by its specification, and by every mode.
+        final = report.failure is not None and report.failure.retry_after is None
+        found += _of_start(record, report.model, ranks, known, doubted=not final)
     if kind == "wake" and outcome == "ok" and record is not None:
         found += [_rung(r.kind, r.ok, r.reason, r.bytes, r.seconds) for r in record.rungs]
         if not cpu and not any(p.name == "graphs" for p in record.phases):
@@ -102,7 +104,7 @@ def lessons(kind: str, outcome: str, report: InstanceReport, known: Known, cpu: 
     return found
 
 
-def _of_start(record: StartRecord, model: str, ranks: int, known: Known) -> list[Lesson]:
+def _of_start(record: StartRecord, model: str, ranks: int, known: Known, *, doubted: bool) -> list[Lesson]:
     found = []
     if record.mode is not Mode.COLD and record.process:
         found.append(Lesson("zygote", record.process.startswith(FORKED), record.process, hint=True))
@@ -112,7 +114,7 @@ def _of_start(record: StartRecord, model: str, ranks: int, known: Known) -> list
             known.doubts.pop(model, None)
             took = record.ended_at - record.begun_at
             found.append(Lesson("lazy", True, f"a start took {took:.1f} s and was proven", ranks))
-        else:
+        elif doubted:
             known.doubts[model] = record.reason
     elif record.ok and model in known.doubts:
         # Only now is it the mode's fault: the same model starts without.

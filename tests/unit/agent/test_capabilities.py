@@ -122,6 +122,15 @@ def test_what_was_tested_beforehand_counts_again_after_a_failure_that_was_long_a
     assert (found.verdict, found.ranks) == (Verdict.YES, 0)
 
 
+def test_wrong_arguments_that_somebody_then_puts_right_say_nothing_against_lazy(tmp_path: Path) -> None:
+    known = _begun(tmp_path)
+    wrong = _start(Mode.LAZY, False, "bad model: expected a directory with config.json")
+    failed = _report(State.FAILED, start=wrong, failure=Failure(wrong.reason, None))
+    known.over("start", "failed", "vllm", failed, NOW)
+    known.over("start", "ok", "vllm", _report(start=_start(Mode.NORMAL)), NOW)
+    assert {c.verdict for c in known.report(NOW) if c.name == "lazy"} == {Verdict.UNKNOWN}
+
+
 def test_a_start_that_fails_by_every_mode_says_nothing_against_one(tmp_path: Path) -> None:
     known = _begun(tmp_path)
     for mode in (Mode.LAZY, Mode.NORMAL, Mode.COLD):
