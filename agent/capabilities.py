@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -263,6 +263,16 @@ class Capabilities:
             return False
         self._judged[record.instance] = record.incarnation
         return self._take(engine, of_cache(record), now)
+
+    @property
+    def remembered(self) -> frozenset[str]:
+        """The instances of which a start was taken in."""
+        return frozenset(self._judged)
+
+    def remember_only(self, instances: Collection[str]) -> None:
+        """The others are gone."""
+        for name in self.remembered.difference(instances):
+            del self._judged[name]
 
     def _take(self, engine: str, told: Iterable[Lesson], now: float) -> bool:
         known = self._known[engine]

@@ -337,6 +337,7 @@ class Agent:
                 self._cache.look()
             for member in transitions.members.values():
                 self._capabilities.cached(member.assignment.spec.engine, member.start, self._clock.now())
+            self._capabilities.remember_only(transitions.members)
             # Some change by time alone.
             capabilities = self._capabilities.report(self._clock.now())
             if _differs(devices, self._devices) or rails != self._rails or capabilities != self._told:

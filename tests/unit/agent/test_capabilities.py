@@ -169,6 +169,16 @@ def test_how_a_process_came_to_be_and_what_came_of_compiled_code_are_learned(tmp
     assert _told(known, "compile_cache").verdict is Verdict.NO
 
 
+def test_a_start_is_taken_in_once_while_its_instance_is_there_and_no_longer_remembered(tmp_path: Path) -> None:
+    known = _begun(tmp_path)
+    start = _start(cache=StartCache("k", "hit", "12 artefacts"))
+    assert known.cached("vllm", start, NOW)
+    known.remember_only({"i"})
+    assert not known.cached("vllm", start, NOW)
+    known.remember_only(())
+    assert known.remembered == frozenset()
+
+
 def test_results_outlive_the_agent_and_are_kept_by_the_versions_they_were_seen_with(tmp_path: Path) -> None:
     asleep = _report(State.DORMANT, memory=MemoryReading(NOW, 1, residual_bytes=1 << 30), level=2)
     _begun(tmp_path).over("sleep", "ok", "vllm", asleep, NOW)
