@@ -80,10 +80,15 @@ class KunlunDevices:
         open_by = self._procfs.openers(str(self._host.devfs / "xpu"))
         found = {}
         for id_, address in self._cards.items():
-            pids = sorted(open_by.get(self._nodes[address], ()))
+            pids = [pid for pid in sorted(open_by.get(self._nodes[address], ())) if not self._looks(pid)]
             used = now[address].used_bytes if address in now else 0
             found[id_] = {pid: used // len(pids) for pid in pids}
         return found
+
+    def _looks(self, pid: int) -> bool:
+        """Whether it is the tool itself: a scrape, or somebody at a terminal, runs it at the same time."""
+        stat = self._procfs.stat(pid)
+        return stat is not None and stat.name in TOOLS
 
     def readings(self) -> tuple[Reading, ...]:
         now = self._now()

@@ -348,6 +348,17 @@ def test_holders_of_a_kunlun_device_are_those_that_have_its_node_open(tree: Tree
     assert not reports[1].holders
 
 
+def test_a_tool_that_looks_at_a_kunlun_device_just_now_holds_none_of_it(tree: Tree) -> None:
+    host = kunlun_host(tree, used_mib={0: 90440})
+    _process(tree, 100, "python", opened=str(tree.devfs / "xpu7"))
+    _process(tree, 200, "xpu_smi", opened=str(tree.devfs / "xpu7"))
+    found = KunlunDevices(host, ALL)
+    first = found.enumerate()[0]
+    assert found.processes()[first.id] == {100: 90440 * MIB}
+    (report, *_) = Ledger(found, "me", Procfs(tree.procfs)).measure([Claim("i-x", 100, (first.id,))])
+    assert report.healthy
+
+
 def test_intels_tool_of_the_same_name_is_never_run(tree: Tree) -> None:
     tree.accelerator("pci0000:10/0000:10:01.0/0000:11:00.0", 0, vendor="0x8086", code="0x038000")
     ran: list[Any] = []
