@@ -34,6 +34,8 @@ def _lazy(verdict, ranks=0):
         (Mode.AUTO, Verdict.YES, Mode.LAZY),
         (Mode.AUTO, Verdict.UNKNOWN, Mode.NORMAL),
         (Mode.AUTO, Verdict.NO, Mode.NORMAL),
+        (Mode.GUARDIAN, Verdict.UNKNOWN, Mode.NORMAL),
+        (Mode.GUARDIAN, Verdict.YES, Mode.LAZY),
         (Mode.LAZY, Verdict.UNKNOWN, Mode.LAZY),
         (Mode.LAZY, Verdict.NO, Mode.NORMAL),
         (Mode.NORMAL, Verdict.NO, Mode.NORMAL),
