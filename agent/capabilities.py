@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -27,6 +27,8 @@ NAMES = ("sleep_1", "sleep_2", "guardian", "graphs_kept", "lazy", "zygote", "com
 """Besides these, the rungs by which weights came."""
 IN_A_ROW = 2
 """Failures without a success between them that make a capability missing: one may have any cause."""
+AGAIN = 24 * 3600.0
+"""Seconds after which what is missing may be tried again: its cause may have passed, and nobody else would find out."""
 LONGEST = 300
 """Characters of a reason: it travels with every report."""
 KEPT = 8
@@ -85,7 +87,9 @@ def lessons(kind: str, outcome: str, report: InstanceReport, known: Known, cpu: 
     ranks, record = len(report.devices), report.start
     found: list[Lesson] = []
     if kind == "start" and record is not None and outcome in ("ok", "failed"):
-        found += _of_start(record, report.model, ranks, known)
+        # What nobody tries again by itself is wrong by its specification, and by every mode.
+        final = report.failure is not None and report.failure.retry_after is None
+        found += _of_start(record, report.model, ranks, known, doubted=not final)
     if kind == "wake" and outcome == "ok" and record is not None:
         found += [_rung(r.kind, r.ok, r.reason, r.bytes, r.seconds) for r in record.rungs]
         if not cpu and not any(p.name == "graphs" for p in record.phases):
@@ -100,7 +104,7 @@ def lessons(kind: str, outcome: str, report: InstanceReport, known: Known, cpu: 
     return found
 
 
-def _of_start(record: StartRecord, model: str, ranks: int, known: Known) -> list[Lesson]:
+def _of_start(record: StartRecord, model: str, ranks: int, known: Known, *, doubted: bool) -> list[Lesson]:
     found = []
     if record.mode is not Mode.COLD and record.process:
         found.append(Lesson("zygote", record.process.startswith(FORKED), record.process, hint=True))
@@ -110,7 +114,7 @@ def _of_start(record: StartRecord, model: str, ranks: int, known: Known) -> list
             known.doubts.pop(model, None)
             took = record.ended_at - record.begun_at
             found.append(Lesson("lazy", True, f"a start took {took:.1f} s and was proven", ranks))
-        else:
+        elif doubted:
             known.doubts[model] = record.reason
     elif record.ok and model in known.doubts:
         # Only now is it the mode's fault: the same model starts without.
@@ -147,13 +151,17 @@ def key_of(kind: str, product: str, links: Mapping[tuple[str, str], str], engine
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def merged(kind: str, engine: str, facts: Mapping[str, str], known: Known) -> tuple[Capability, ...]:
+def merged(kind: str, engine: str, facts: Mapping[str, str], known: Known, now: float) -> tuple[Capability, ...]:
     """What to report of one engine: what was seen here before what was read, unknown for the rest."""
     found = {(c.name, c.ranks): c for c in _seeded(kind, engine, facts)}
-    found |= {
-        (name, ranks): Capability(engine, name, seen.verdict, seen.reason, ranks, seen.at)
-        for (name, ranks), seen in known.seen.items()
-    }
+    tested = {c.name for c in found.values() if c.verdict is Verdict.YES}
+    for (name, ranks), seen in known.seen.items():
+        verdict, reason = seen.verdict, seen.reason
+        if verdict is Verdict.NO and seen.at + AGAIN <= now:
+            if name in tested:
+                continue
+            verdict, reason = Verdict.UNKNOWN, f"to be tried again: {reason}"
+        found[name, ranks] = Capability(engine, name, verdict, reason, ranks, seen.at)
     there = {name for name, _ in found}
     rest = [Capability(engine, n, Verdict.UNKNOWN, "nothing was seen of it yet") for n in NAMES if n not in there]
     return tuple(sorted([*found.values(), *rest], key=lambda c: (c.name, c.ranks)))
@@ -256,6 +264,16 @@ class Capabilities:
         self._judged[record.instance] = record.incarnation
         return self._take(engine, of_cache(record), now)
 
+    @property
+    def remembered(self) -> frozenset[str]:
+        """The instances of which a start was taken in."""
+        return frozenset(self._judged)
+
+    def remember_only(self, instances: Collection[str]) -> None:
+        """The others are gone."""
+        for name in self.remembered.difference(instances):
+            del self._judged[name]
+
     def _take(self, engine: str, told: Iterable[Lesson], now: float) -> bool:
         known = self._known[engine]
         # Every lesson counts, whether or not an earlier one changed something.
@@ -264,6 +282,8 @@ class Capabilities:
             self._store.save(self._keys[engine], known)
         return any(changed)
 
-    def report(self) -> tuple[Capability, ...]:
+    def report(self, now: float) -> tuple[Capability, ...]:
         """All of them."""
-        return tuple(c for name, known in self._known.items() for c in merged(self._kind, name, self._facts, known))
+        return tuple(
+            c for name, known in self._known.items() for c in merged(self._kind, name, self._facts, known, now)
+        )

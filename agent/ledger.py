@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from relight.agent.devices.base import Device, DeviceBackend, Reading
 from relight.agent.procfs import DEVICES, INSTANCE, Procfs
-from relight.core.errors import Unavailable
+from relight.core.errors import RelightError
 from relight.core.records import DeviceHolder, DeviceReport
 from relight.transfer.topology import Rail
 
@@ -56,7 +56,8 @@ class Ledger:
         try:
             by_device = self._backend.processes()
             readings = {} if by_device is None else {r.device: r for r in self._backend.readings()}
-        except Unavailable as error:
+        except RelightError as error:
+            # A reader that began anew may refuse by name what fell off its bus, too.
             return tuple(self._report(d, [], f"it does not answer: {error}", None) for d in devices)
         if by_device is None:
             holders, trouble = self._by_trees(claims)

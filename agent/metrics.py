@@ -26,7 +26,8 @@ Cards = Callable[[], Mapping[str, float]]
 
 
 def _lanes(reading: Reading) -> float | None:
-    return reading.pcie.width / reading.pcie.best_width if reading.pcie else None
+    pcie = reading.pcie
+    return pcie.width / pcie.best_width if pcie and pcie.best_width else None
 
 
 class _Devices(Collector):

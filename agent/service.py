@@ -40,10 +40,10 @@ from relight.agent.versions import check
 from relight.agent.zygotes.keeper import Zygotes
 from relight.core.auth import Identity, Role, TokenEntry
 from relight.core.clock import Clock
-from relight.core.errors import FieldError, InvalidInput, RelightError, Unavailable
+from relight.core.errors import FieldError, InvalidInput, RelightError
 from relight.core.ids import new_id
 from relight.core.logs import get_logger
-from relight.core.records import Assignment, DeviceReport, SlotReport
+from relight.core.records import Assignment, Capability, DeviceReport, SlotReport
 from relight.protos.relight.v1 import fleet_pb2_grpc
 from relight.transfer.topology import Rail, rails, read_accelerators, read_nics
 
@@ -92,6 +92,7 @@ class Agent:
             self._backend.readings, lambda: capacities(self._rails), lambda: self._fleet.attached
         )  # fmt: skip
         self._capabilities = Capabilities(config.state_dir / "capabilities.json")
+        self._told: tuple[Capability, ...] = ()
         self._callers = config.known_tokens()
         self._cache: CacheService | None = None
         self._devices: tuple[DeviceReport, ...] = ()
@@ -169,7 +170,7 @@ class Agent:
     def _look_at_facts(self) -> dict[str, str]:
         try:
             found = dict(self._backend.facts())
-        except Unavailable as error:
+        except RelightError as error:
             _log.warning("devices.facts", reason=str(error))
             found = {}
         return {**{name: value for name, value in found.items() if value}, "memlock": memlock()}
@@ -177,7 +178,7 @@ class Agent:
     def _look_at_links(self) -> Mapping[tuple[str, str], str]:
         try:
             return self._backend.links()
-        except Unavailable as error:
+        except RelightError as error:
             _log.warning("devices.links", reason=str(error))
             return {}
 
@@ -288,6 +289,7 @@ class Agent:
         transitions = self._transitions
         epoch, revision = transitions.acted_on if transitions else (0, 0)
         self._me.sequence += 1
+        self._told = self._capabilities.report(self._clock.now())
         return SlotReport(
             slot=self._config.slot,
             epoch=epoch,
@@ -301,7 +303,7 @@ class Agent:
             transports=self._rails.transports,
             engines=self._me.engines,
             facts=self._me.facts,
-            capabilities=self._capabilities.report(),
+            capabilities=self._told,
             devices=self._devices,
             instances=transitions.reports() if transitions else (),
             cache=self._cache.report() if self._cache else None,
@@ -333,11 +335,12 @@ class Agent:
             rails = await asyncio.to_thread(self._look_at_rails)
             if self._cache is not None:
                 self._cache.look()
-            learned = [
+            for member in transitions.members.values():
                 self._capabilities.cached(member.assignment.spec.engine, member.start, self._clock.now())
-                for member in transitions.members.values()
-            ]
-            if _differs(devices, self._devices) or rails != self._rails or any(learned):
+            self._capabilities.remember_only(transitions.members)
+            # Some change by time alone.
+            capabilities = self._capabilities.report(self._clock.now())
+            if _differs(devices, self._devices) or rails != self._rails or capabilities != self._told:
                 self._devices, self._rails = devices, rails
                 self._fleet.changed()
 

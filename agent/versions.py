@@ -33,6 +33,7 @@ def check(
     Logs every lock that is not kept, with what would match, and every one that was ignored.
     """
     offered, told = dict(engines), dict(facts)
+    passed: set[str] = set()
     for name, version in engines.items():
         beside = packages.get(name, {})
         told |= {f"{name}/{package}": number for package, number in beside.items()}
@@ -46,8 +47,9 @@ def check(
             told[REFUSED + name] = "; ".join(map(str, refused))
         if others := [m for m in counted if m.must != "refuse"]:
             told[MISMATCH + name] = "; ".join(map(str, others))
-        if passed := sorted({m.lock for m in broken} & set(ignored)):
-            told[IGNORED] = ", ".join(passed)
+        passed |= {m.lock for m in broken} & set(ignored)
+    if passed:
+        told[IGNORED] = ", ".join(sorted(passed))
     return Checked(offered, told)
 
 

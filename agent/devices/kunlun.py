@@ -8,7 +8,8 @@ machine-readable output does not say.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from relight.agent.devices.base import Device, Kind, Reading, Wanted
@@ -25,6 +26,7 @@ VISIBLE = ("XPU_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 """Both are set: the vendor's runtime reads the first, the CUDA that it stands in for the second."""
 TOOLS = ("xpu_smi", "xpu-smi")
 """The second is also the name of Intel's tool, so neither is run where no device of this vendor is."""
+_SERIAL = re.compile(r"(?=.*[1-9])[0-9A-Za-z-]{4,}")
 
 
 class KunlunDevices:
@@ -42,8 +44,8 @@ class KunlunDevices:
         self._nodes = self._by_address()
         # A tool may list the host's devices: what this container was given are those with a node in it.
         own = [card for card in there if card.address in self._nodes]
-        told = self._told_ids()
-        seen = [Seen(n, told.get(card.index, card.serial), card.model) for n, card in enumerate(own)]
+        called = _ids(there, self._told_ids())
+        seen = [Seen(n, called[card.address], card.model) for n, card in enumerate(own)]
         names = [entries(host.environ[name]) for name in VISIBLE if name in host.environ]
         if wanted.visible is None and len(set(names)) > 1:
             got = ", ".join(f"{name}={host.environ[name]}" for name in VISIBLE)
@@ -78,10 +80,15 @@ class KunlunDevices:
         open_by = self._procfs.openers(str(self._host.devfs / "xpu"))
         found = {}
         for id_, address in self._cards.items():
-            pids = sorted(open_by.get(self._nodes[address], ()))
+            pids = [pid for pid in sorted(open_by.get(self._nodes[address], ())) if not self._looks(pid)]
             used = now[address].used_bytes if address in now else 0
             found[id_] = {pid: used // len(pids) for pid in pids}
         return found
+
+    def _looks(self, pid: int) -> bool:
+        """Whether it is the tool itself: a scrape, or somebody at a terminal, runs it at the same time."""
+        stat = self._procfs.stat(pid)
+        return stat is not None and stat.name in TOOLS
 
     def readings(self) -> tuple[Reading, ...]:
         now = self._now()
@@ -150,6 +157,14 @@ class KunlunDevices:
         with suppress(RelightError):
             return ids(self._host.run((self._tool, "-L")))
         return {}
+
+
+def _ids(there: Sequence[Card], told: Mapping[int, str]) -> Mapping[str, str]:
+    """By address what each device is called: its UUID, else its serial number, else its address, for some products have
+    neither, and print a word or a number that all of them share."""
+    numbers = Counter(card.serial for card in there)
+    own = {c.address: c.serial for c in there if numbers[c.serial] == 1 and _SERIAL.fullmatch(c.serial)}
+    return {c.address: told.get(c.index) or own.get(c.address, c.address) for c in there}
 
 
 def _not_ours(host: Host) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-LEAST = 5
+LEAST = 4
 """Letters, dashes included, from which a beginning is taken for the option that it begins: argparse takes it so."""
 
 

@@ -148,7 +148,8 @@ class SglangDriver:
 
 def _check(spec: ModelSpec, sleeps: bool) -> None:
     wrong = [
-        FieldError("args", f"no {name}: Relight sets it", argument)
+        # Its value may be a key, and what was refused is told to many.
+        FieldError("args", f"no {name}: Relight sets it", argument.partition("=")[0])
         for argument in spec.args
         if (name := arguments.own(argument, OWN_ARGUMENTS))
     ]

@@ -18,6 +18,11 @@ ALIASES: Mapping[str, str] = {
     "--tp": "--tensor-parallel-size", "--tp-size": "--tensor-parallel-size",
 }  # fmt: skip
 
+FACTORS: Mapping[str, int] = {
+    "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40,
+}  # fmt: skip
+"""Small letters count in tens, capitals in twos."""
+
 
 class Arguments:
     """Read-only. Of a flag that stands twice the last one counts, as engines have it."""
@@ -34,9 +39,9 @@ class Arguments:
         return self._values.get(name)
 
     def number(self, name: str) -> float | None:
-        """The value as a number, with the suffixes k and m that vLLM takes; None where it is none."""
-        value = (self._values.get(name) or "").strip().lower()
-        factor = {"k": 1000, "m": 1_000_000}.get(value[-1:], 1)
+        """The value as a number, with the suffixes that vLLM takes; None where it is none."""
+        value = (self._values.get(name) or "").strip()
+        factor = FACTORS.get(value[-1:], 1)
         try:
             found = float(value[:-1] if factor > 1 else value) * factor
         except ValueError:
@@ -79,10 +84,11 @@ def _pairs(args: Sequence[str]) -> Iterator[tuple[str, str]]:
         name, found, value = word.partition("=")
         name, dot, field = name.partition(".")
         name = ALIASES.get(name, name.replace("_", "-")) + dot + field
-        if not found and position < len(args) and not _is_flag(args[position]):
-            value = args[position]
+        values = [value] if found else []
+        while not found and position < len(args) and not _is_flag(args[position]):
+            values.append(args[position])
             position += 1
-        yield name, value
+        yield name, " ".join(values)
 
 
 def _is_flag(word: str) -> bool:

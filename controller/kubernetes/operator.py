@@ -176,8 +176,8 @@ class Operator:
             finalizers = [*(found["metadata"].get("finalizers") or []), FINALIZER]
             await self._finalizers(step, found, finalizers)
         for spec in wanted.put:
-            await self._writes.do(step, f"model {spec.key}", self._accept.put_model, spec, _always)
-            self._advise(step, spec)
+            if await self._writes.do(step, f"model {spec.key}", self._accept.put_model, spec, _always) is not None:
+                self._advise(step, spec)
         for spec, by in wanted.scale:
             stored = self._catalog.models.get(spec.key)
             if self._numbering[spec.key] or (stored and stored.record.spec.replicas == spec.replicas):

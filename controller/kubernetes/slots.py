@@ -51,6 +51,8 @@ class SlotPods:
         foreign = mark.proven and slot_pods.model_of(pod) not in ("", mark.model)
         for write in (self._label, self._gate) if foreign else (self._gate, self._label):
             pod = await write(step, pod, mark)
+            if foreign and slot_pods.model_of(pod) != mark.model:
+                return
 
     async def _label(self, step: Step, pod: Object, mark: Mark) -> Object:
         if mark.early(pod, self._clock.now()):

@@ -122,7 +122,8 @@ class Observer:
             pool=place.pool,
             allowed=place.allowed,
             closing=place.closing,
-            clear=assignable and not awaited,
+            # Of one that is lost as much is known as of any: that nobody answers there.
+            clear=not awaited and (assignable or not self._fleet.alive(name)),
             presumed=presumed,
         )
 

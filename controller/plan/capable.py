@@ -24,7 +24,7 @@ def closed_modes(spec: ModelSpec, slots: Mapping[str, SlotView], names: tuple[st
         found = of(slots[name], spec.engine, "lazy", spec.devices_per_member) if name in slots else None
         if found is None or found.verdict is Verdict.YES:
             continue
-        if found.verdict is Verdict.NO or spec.mode is Mode.AUTO:
+        if found.verdict is Verdict.NO or spec.mode is not Mode.LAZY:
             word = "cannot" if found.verdict is Verdict.NO else "is not known to"
             return {Mode.LAZY: f"{name} {word} start {spec.engine} lazily: {found.reason}"}
     return {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from relight.controller.plan.capable import no_sleep
 from relight.controller.plan.fleet import ModelFleet, retry_at, same_runtime
 from relight.controller.plan.rollout import leaving
 from relight.core.records import Decision, Desired, InstanceView, Keep, Mode, ModelView, Placement, SlotView
@@ -112,13 +113,15 @@ def settle_drained(
     """Puts drained replicas to sleep while guardians are short, and ends the others."""
     kept = guardians_kept(view, lists, decision)
     asleep = sum(i.state in (State.DORMANT, State.SLEEPING) for i in lists.guardians)
+    unable = no_sleep(view.spec, slots) if view is not None else {}
     placements = []
     for instance in list(lists.draining):
         if not instance.drained:
             continue
         operation = view.operation if view else ""
         fits = _stays(view, instance, slots)
-        if view is not None and fits and asleep < kept:
+        why = next((unable[m.slot] for m in instance.members if m.slot in unable), "")
+        if view is not None and fits and asleep < kept and not why:
             asleep += 1
             lists.guardians.append(instance)
             reason = f"drained; sleeps as guardian {asleep} of {kept}"
@@ -126,6 +129,8 @@ def settle_drained(
             placements.append(move(instance, Desired.DORMANT, reason, operation=operation, level=level))
         else:
             reason = "drained; no guardian is short" if fits else "drained; no longer what its model asks for"
+            if fits and asleep < kept:
+                reason = f"drained; it stands {why}"
             placements.append(move(instance, Desired.GONE, reason, operation=operation))
         lists.draining.remove(instance)
     return placements

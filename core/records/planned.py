@@ -55,7 +55,7 @@ class SlotView:
     closing: str = ""
     """Why nothing new goes there and what is there moves elsewhere; empty while it stays."""
     clear: bool = True
-    """Whether it is known what runs there: its agent was heard of, and all that it runs is assigned."""
+    """Whether it is known what runs there: its agent was heard of, and all that it runs is assigned; or it is lost."""
     presumed: str = ""
     """The model, by key, of which a replica is said to stand there, while neither the slot's agent was heard of nor the
     store knows; empty otherwise."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +114,20 @@ def test_a_device_that_fell_off_its_bus_is_said_and_not_offered(tree: Tree, reco
     (report,) = Ledger(found, "me", Procfs(tree.procfs)).measure(())
     assert not report.healthy
     assert "does not answer" in report.reason
+
+
+def test_a_device_that_is_not_visible_any_more_to_a_reader_begun_anew_is_said_and_not_offered(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = _nvidia(tree, RecordedNvml([h100(0)]))
+
+    def refused() -> None:
+        raise InvalidInput("visible devices are not those allocated", [])
+
+    monkeypatch.setattr(found, "processes", refused)
+    (report,) = Ledger(found, "me", Procfs(tree.procfs)).measure(())
+    assert not report.healthy
+    assert "not those allocated" in report.reason
 
 
 @pytest.mark.parametrize(
@@ -299,6 +315,21 @@ def test_a_container_with_some_of_the_nodes_has_those_devices_alone_in_its_own_o
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("serial", ["N/A", "0"])
+def test_devices_without_a_number_of_their_own_are_named_by_their_host_and_place(tree: Tree, serial: str) -> None:
+    host = kunlun_host(tree)
+    plain = host.run
+
+    def older(argv: Sequence[str]) -> str:
+        if tuple(argv[1:]) == ("-L",):
+            raise Unavailable("no such option")
+        return re.sub("02K15K624CV0030.", serial, plain(argv))
+
+    devices = KunlunDevices(dataclasses.replace(host, run=older), ALL).enumerate()
+    assert len({d.id for d in devices}) == 8
+    assert [d.id for d in devices] == [d.address for d in devices]
+
+
 def test_variables_that_contradict_each_other_are_refused(tree: Tree) -> None:
     host = kunlun_host(tree, XPU_VISIBLE_DEVICES="0", CUDA_VISIBLE_DEVICES="1")
     assert "as CUDA_VISIBLE_DEVICES" in _refused(KunlunDevices, host, ALL)
@@ -315,6 +346,17 @@ def test_holders_of_a_kunlun_device_are_those_that_have_its_node_open(tree: Tree
     reports = Ledger(found, "me", Procfs(tree.procfs)).measure([Claim("i-x", 100, (first.id,))])
     assert [(h.instance, h.bytes) for h in reports[0].holders] == [("i-x", 90440 * MIB)]
     assert not reports[1].holders
+
+
+def test_a_tool_that_looks_at_a_kunlun_device_just_now_holds_none_of_it(tree: Tree) -> None:
+    host = kunlun_host(tree, used_mib={0: 90440})
+    _process(tree, 100, "python", opened=str(tree.devfs / "xpu7"))
+    _process(tree, 200, "xpu_smi", opened=str(tree.devfs / "xpu7"))
+    found = KunlunDevices(host, ALL)
+    first = found.enumerate()[0]
+    assert found.processes()[first.id] == {100: 90440 * MIB}
+    (report, *_) = Ledger(found, "me", Procfs(tree.procfs)).measure([Claim("i-x", 100, (first.id,))])
+    assert report.healthy
 
 
 def test_intels_tool_of_the_same_name_is_never_run(tree: Tree) -> None:

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from relight.agent.capabilities import KEPT, Capabilities, Known, key_of, merged
+from relight.agent.capabilities import AGAIN, KEPT, Capabilities, Known, key_of, merged
 from relight.core.records import (
     Failure,
     InstanceReport,
@@ -45,13 +45,13 @@ def _report(state: State = State.READY, devices: int = 1, **known: Any) -> Insta
     return InstanceReport("i", "default/m", 0, 1, names, state, 0.0, known.pop("cause", ""), 1, **known)
 
 
-def _told(known: Capabilities, name: str, ranks: int | None = None):
-    (found,) = [c for c in known.report() if c.name == name and ranks in (None, c.ranks)]
+def _told(known: Capabilities, name: str, ranks: int | None = None, now: float = NOW):
+    (found,) = [c for c in known.report(now) if c.name == name and ranks in (None, c.ranks)]
     return found
 
 
 def test_nothing_is_claimed_of_what_was_never_seen(tmp_path: Path) -> None:
-    told = _begun(tmp_path).report()
+    told = _begun(tmp_path).report(NOW)
     assert {c.verdict for c in told} == {Verdict.UNKNOWN}
     assert all(c.reason for c in told)
     assert "naming mode lazy tries it" in next(c.reason for c in told if c.name == "lazy")
@@ -99,12 +99,44 @@ def test_a_lazy_start_that_failed_counts_against_lazy_once_the_same_model_starts
     assert "by normal was proven" in found.reason
 
 
+def test_what_failed_here_is_tried_again_after_a_while_and_one_more_failure_is_enough_then(tmp_path: Path) -> None:
+    known = _begun(tmp_path)
+    failed = _report(State.FAILED, failure=Failure("sleep failed: no page of the host was free"))
+    for _ in range(2):
+        known.over("sleep", "failed", "vllm", failed, NOW)
+    assert _told(known, "sleep_2", now=NOW + AGAIN - 1).verdict is Verdict.NO
+    lapsed = _told(known, "sleep_2", now=NOW + AGAIN)
+    assert lapsed.verdict is Verdict.UNKNOWN
+    assert "no page of the host was free" in lapsed.reason
+    known.over("sleep", "failed", "vllm", failed, NOW + AGAIN)
+    assert _told(known, "sleep_2", now=NOW + AGAIN).verdict is Verdict.NO
+
+
+def test_what_was_tested_beforehand_counts_again_after_a_failure_that_was_long_ago(tmp_path: Path) -> None:
+    known = _begun(tmp_path, "cpu", {"vllm": "0.32.0"})
+    lazy = _start(Mode.LAZY, False, "killed for want of memory")
+    known.over("start", "failed", "vllm", _report(State.FAILED, start=lazy), NOW)
+    known.over("start", "ok", "vllm", _report(start=_start(Mode.NORMAL)), NOW)
+    assert _told(known, "lazy", 1).verdict is Verdict.NO
+    (found,) = [c for c in known.report(NOW + AGAIN) if c.name == "lazy"]
+    assert (found.verdict, found.ranks) == (Verdict.YES, 0)
+
+
+def test_wrong_arguments_that_somebody_then_puts_right_say_nothing_against_lazy(tmp_path: Path) -> None:
+    known = _begun(tmp_path)
+    wrong = _start(Mode.LAZY, False, "bad model: expected a directory with config.json")
+    failed = _report(State.FAILED, start=wrong, failure=Failure(wrong.reason, None))
+    known.over("start", "failed", "vllm", failed, NOW)
+    known.over("start", "ok", "vllm", _report(start=_start(Mode.NORMAL)), NOW)
+    assert {c.verdict for c in known.report(NOW) if c.name == "lazy"} == {Verdict.UNKNOWN}
+
+
 def test_a_start_that_fails_by_every_mode_says_nothing_against_one(tmp_path: Path) -> None:
     known = _begun(tmp_path)
     for mode in (Mode.LAZY, Mode.NORMAL, Mode.COLD):
         report = _report(State.FAILED, start=_start(mode, False, "out of memory"))
         known.over("start", "failed", "vllm", report, NOW)
-    assert {c.verdict for c in known.report() if c.name == "lazy"} == {Verdict.UNKNOWN}
+    assert {c.verdict for c in known.report(NOW) if c.name == "lazy"} == {Verdict.UNKNOWN}
 
 
 def test_a_wake_without_capture_shows_that_graphs_were_kept_and_by_which_rung_weights_came(tmp_path: Path) -> None:
@@ -137,6 +169,16 @@ def test_how_a_process_came_to_be_and_what_came_of_compiled_code_are_learned(tmp
     assert _told(known, "compile_cache").verdict is Verdict.NO
 
 
+def test_a_start_is_taken_in_once_while_its_instance_is_there_and_no_longer_remembered(tmp_path: Path) -> None:
+    known = _begun(tmp_path)
+    start = _start(cache=StartCache("k", "hit", "12 artefacts"))
+    assert known.cached("vllm", start, NOW)
+    known.remember_only({"i"})
+    assert not known.cached("vllm", start, NOW)
+    known.remember_only(())
+    assert known.remembered == frozenset()
+
+
 def test_results_outlive_the_agent_and_are_kept_by_the_versions_they_were_seen_with(tmp_path: Path) -> None:
     asleep = _report(State.DORMANT, memory=MemoryReading(NOW, 1, residual_bytes=1 << 30), level=2)
     _begun(tmp_path).over("sleep", "ok", "vllm", asleep, NOW)
@@ -156,7 +198,7 @@ def test_the_file_holds_the_last_sets_of_versions_and_a_broken_one_is_begun_anew
     odd = json.dumps({key_of("nvidia", "H100", LINKS, "vllm", FACTS): [{"name": 1}]})
     for text in ("{", "[]", odd):
         (tmp_path / "capabilities.json").write_text(text)
-        assert {c.verdict for c in _begun(tmp_path).report()} == {Verdict.UNKNOWN}
+        assert {c.verdict for c in _begun(tmp_path).report(NOW)} == {Verdict.UNKNOWN}
 
 
 def test_an_engine_that_is_not_offered_teaches_nothing(tmp_path: Path) -> None:
@@ -164,6 +206,6 @@ def test_an_engine_that_is_not_offered_teaches_nothing(tmp_path: Path) -> None:
 
 
 def test_what_recipes_rule_out_is_told_with_where_that_comes_from() -> None:
-    (found,) = [c for c in merged("kunlun", "sglang", {}, Known()) if c.name == "sleep_2"]
+    (found,) = [c for c in merged("kunlun", "sglang", {}, Known(), NOW) if c.name == "sleep_2"]
     assert found.verdict is Verdict.NO
     assert "memory saver" in found.reason

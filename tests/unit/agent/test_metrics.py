@@ -6,6 +6,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from prometheus_client import generate_latest
 
 from relight.agent.devices.base import Device, Reading
 from relight.agent.devices.cpu import CpuDevices
@@ -13,7 +14,7 @@ from relight.agent.devices.memory import MemoryKind, by_kind
 from relight.agent.metrics import Metrics
 from relight.agent.procfs import Procfs
 from relight.core.errors import Unavailable
-from relight.core.records import DeviceHolder, DeviceReport, InstanceReport, MemoryReading
+from relight.core.records import DeviceHolder, DeviceReport, InstanceReport, MemoryReading, PcieLink
 from relight.core.states import State
 
 
@@ -56,6 +57,15 @@ def test_what_a_device_cannot_tell_has_no_series() -> None:
     assert 'relight_card_capacity_bytes_per_second{card="mlx5_0"} 2.5e+10' in text
     assert "relight_device_temperature_celsius{" not in text
     assert "relight_device_power_watts{" not in text
+
+
+def test_a_device_that_is_on_no_link_of_its_own_has_no_share_of_lanes_and_hides_nothing() -> None:
+    reading = Reading("d", utilisation=0.5, pcie=PcieLink(0, 0, 0, 0))
+    metrics = Metrics(lambda: (reading,), dict, lambda: True)
+    metrics.measured((_device(),), ())
+    text = generate_latest(metrics.registry).decode()
+    assert 'relight_device_utilisation_ratio{device="d"} 0.5' in text
+    assert "relight_device_pcie_lanes_ratio{" not in text
 
 
 def test_devices_that_do_not_answer_hide_nothing_else() -> None:

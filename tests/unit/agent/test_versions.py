@@ -23,6 +23,13 @@ def test_a_lock_that_is_ignored_is_noted_and_counts_no_more() -> None:
     assert "refused/vllm" not in found.facts
 
 
+def test_locks_that_are_ignored_for_one_engine_stay_noted_beside_those_of_another() -> None:
+    beside = {**BESIDE, "sglang": {"torch": "2.13.0+cu130", "torch-memory-saver": "0.0.8"}}
+    ignored = ("cuda-13-needs-driver-580", "sglang-memory-saver")
+    for engines in ({"vllm": "0.33.0", "sglang": "0.5.23"}, {"sglang": "0.5.23", "vllm": "0.33.0"}):
+        assert check("nvidia", engines, beside, FACTS, ignored).facts["ignored_locks"] == ", ".join(ignored)
+
+
 def test_what_is_only_to_be_said_is_offered_with_it() -> None:
     found = check("cpu", {"vllm": "0.33.0"}, {}, {}, ())
     assert found.engines == {"vllm": "0.33.0"}

@@ -8,14 +8,15 @@ from relight.controller.decide.replicas import decide
 from relight.controller.plan.plan import plan
 from relight.controller.plan.prices import Predictions
 from relight.core.records import Capability, Demand, Desired, Guardians, Mode, ModelView, Snapshot, Verdict
-from support.planning import SPEC, slot
+from relight.core.states import State
+from support.planning import SPEC, instance, slot
 
 NOW = 1000.0
 
 
-def _planned(spec, *capabilities):
+def _planned(spec, *capabilities, instances=()):
     slots = tuple(dataclasses.replace(slot(n), capabilities=capabilities if n == "a" else ()) for n in ("a",))
-    snapshot = Snapshot(NOW, 1, 1, (ModelView(spec, Demand(0, 0.0, 0, None)),), slots, ())
+    snapshot = Snapshot(NOW, 1, 1, (ModelView(spec, Demand(0, 0.0, 0, None)),), slots, instances)
     return plan(snapshot, decide(snapshot), Predictions(), lambda prefix: f"{prefix}-1")
 
 
@@ -33,6 +34,8 @@ def _lazy(verdict, ranks=0):
         (Mode.AUTO, Verdict.YES, Mode.LAZY),
         (Mode.AUTO, Verdict.UNKNOWN, Mode.NORMAL),
         (Mode.AUTO, Verdict.NO, Mode.NORMAL),
+        (Mode.GUARDIAN, Verdict.UNKNOWN, Mode.NORMAL),
+        (Mode.GUARDIAN, Verdict.YES, Mode.LAZY),
         (Mode.LAZY, Verdict.UNKNOWN, Mode.LAZY),
         (Mode.LAZY, Verdict.NO, Mode.NORMAL),
         (Mode.NORMAL, Verdict.NO, Mode.NORMAL),
@@ -72,3 +75,13 @@ def test_no_guardian_is_made_where_its_engine_cannot_sleep_and_the_reason_is_tol
 def test_another_level_of_sleep_is_another_capability():
     known = Capability("stub", "sleep_1", Verdict.NO, "no host memory")
     assert _planned(_model(replicas=0, guardians=1), known).placements
+
+
+@pytest.mark.parametrize(("verdict", "after"), [(Verdict.UNKNOWN, Desired.DORMANT), (Verdict.NO, Desired.GONE)])
+def test_a_drained_replica_is_not_put_to_sleep_where_its_engine_cannot(verdict, after):
+    known = Capability("stub", "sleep_2", verdict, "XPU error -707 twice")
+    spec = _model(replicas=0, guardians=1)
+    drained = instance("i-a", "a", State.READY, spec, desired=Desired.DRAINED, drained=True)
+    placed = next(p for p in _planned(spec, known, instances=(drained,)).placements if p.instance == "i-a")
+    assert placed.desired is after
+    assert verdict is not Verdict.NO or "cannot sleep at level 2 (XPU error -707 twice)" in placed.reason

@@ -244,12 +244,20 @@ def test_arguments_are_read_as_engines_read_them() -> None:
     )
     assert found.number("--tensor-parallel-size") == 4
     assert found.number("--max-model-len") == 32000
+    assert Arguments(["--max-model-len", "32K"]).number("--max-model-len") == 32768
+    assert Arguments(["--kv-cache-memory-bytes", "1.5g"]).number("--kv-cache-memory-bytes") == 1.5e9
     assert found.on("enforce-eager") is True
     assert found.number("--max-num-seqs") == 9
     assert found.on("enable-prefix-caching") is None
     nested = Arguments(["-cc.cudagraph_mode", "NONE", "--compilation-config", '{"level": 3}'])
     assert nested.config("--compilation-config") == {"level": 3, "cudagraph_mode": "NONE"}
     assert Arguments(["--compilation-config", "{broken"]).config("--compilation-config") == {}
+
+
+def test_a_flag_that_takes_several_values_has_them_all() -> None:
+    found = Arguments(["--cudagraph-capture-sizes", "1", "2", "4", "--max-num-seqs", "8"])
+    assert found.text("--cudagraph-capture-sizes") == "1 2 4"
+    assert found.number("--max-num-seqs") == 8
 
 
 @given(

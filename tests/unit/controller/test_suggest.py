@@ -51,6 +51,16 @@ def test_sizes_that_are_few_already_are_left_alone() -> None:
     assert _said(shapes=BUSY, args=("--cudagraph-capture-sizes", "1 2 8 16 32")) == {}
 
 
+def test_sizes_that_are_many_are_counted_however_many_words_they_are() -> None:
+    sizes = tuple(str(n) for n in range(8, 208, 8))
+    found = _said(shapes=BUSY, args=("--cudagraph-capture-sizes", *sizes))["args: --cudagraph-capture-sizes"]
+    assert "25 are captured" in found.evidence
+
+
+def test_a_batch_told_in_powers_of_two_is_not_suggested_again() -> None:
+    assert "args: --max-num-batched-tokens" not in _said(shapes=BUSY, args=("--max-num-batched-tokens", "4K"))
+
+
 def test_a_limit_of_sequences_that_steps_ran_into_is_raised() -> None:
     found = _said(shapes=BUSY, args=("--max-num-seqs", "8"))["args: --max-num-seqs"]
     assert (found.now, found.suggested) == ("8", "16")
