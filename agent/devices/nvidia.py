@@ -154,9 +154,18 @@ class NvidiaDevices:
             handle = self._ask(nvml.nvmlDeviceGetHandleByIndex, index)
             if handle is None:
                 continue
-            id_, model = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
-            address = nvml.nvmlDeviceGetPciInfo(handle).busId[-12:].lower()
-            yield _Found(Seen(index, id_, model), nvml.nvmlDeviceGetMemoryInfo(handle).total, address)
+            asked = (
+                nvml.nvmlDeviceGetUUID,
+                nvml.nvmlDeviceGetName,
+                nvml.nvmlDeviceGetPciInfo,
+                nvml.nvmlDeviceGetMemoryInfo,
+            )
+            told = [self._ask(call, handle) for call in asked]
+            if None in told:
+                # It fell off its bus since it was counted.
+                continue
+            (id_, model), address = told[:2], told[2].busId[-12:].lower()
+            yield _Found(Seen(index, id_, model), told[3].total, address)
             mode = self._ask(nvml.nvmlDeviceGetMigMode, handle)
             if not mode or not mode[0]:
                 continue

@@ -78,7 +78,7 @@ def select(
 def _one(
     entry: str, seen: Sequence[Seen], usable: Sequence[Seen], split: set[str], mixed: bool
 ) -> tuple[Seen | None, str]:
-    if entry.isdigit():
+    if entry.isascii() and entry.isdigit():
         if mixed:
             return None, "a UUID, or CUDA_DEVICE_ORDER=PCI_BUS_ID beside it: unlike devices are numbered by speed"
         device = next((d for d in seen if d.index == int(entry)), None)

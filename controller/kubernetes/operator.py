@@ -199,12 +199,13 @@ class Operator:
 
     def _advise(self, step: Step, spec: ModelSpec) -> None:
         """Tells what the doctor would say of a specification that was just taken, but for small advice."""
+        about = self._caches.models.objects.get(spec.key)
         starts = [v.record for v in self._catalog.starts.values()]
         for found in judge_model(model_case(spec, step.snapshot, starts)):
-            if found.severity is not Severity.ADVICE:
+            if about is not None and found.severity is not Severity.ADVICE:
                 danger = found.severity is Severity.DANGER
                 message = f"{found.title} ({found.evidence}): {found.fix} [{found.rule}]"
-                self.events.tell(self._caches.models.objects[spec.key], "Advised", message, warning=danger)
+                self.events.tell(about, "Advised", message, warning=danger)
 
     async def _finalizers(self, step: Step, found: Object, finalizers: list[str]) -> None:
         body = {"metadata": {"finalizers": finalizers}}
