@@ -162,7 +162,7 @@ def test_a_part_is_chosen_by_either_form_of_its_id(tree: Tree, told: str) -> Non
     ("told", "why"),
     [
         ("7", "an index that is there"),
-        ("²", "or its beginning"),
+        ("²", "an index, a UUID"),
         ("GPU-", "one device; it begins the ids of"),
         ("GPU-9", "or its beginning"),
         ("MIG-1", "or its beginning"),
