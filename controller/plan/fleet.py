@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from relight.core.fingerprint import digest
@@ -9,6 +10,8 @@ from relight.core.records import Desired, InstanceView, ModelSpec, SlotView, Sna
 from relight.core.states import State
 
 _RUNTIME = ("engine", "args", "members", "devices_per_member", "expert_parallel", "adapters")
+_LEVEL_AT_START = frozenset({"sglang"})
+"""Engines that are told when they start whether they keep a copy of their weights while they sleep."""
 MIN_RETRY_SECONDS = 1.0
 """The least time between a failure and its replacement, so that a bad spec cannot spin."""
 
@@ -26,15 +29,21 @@ def due(instance: InstanceView, now: float) -> bool:
     return at is not None and at <= now
 
 
+def _started_with(spec: ModelSpec) -> Mapping[str, object]:
+    """What a process was started with, but for the environment."""
+    level = {"guardians.level": spec.guardians.level} if spec.engine in _LEVEL_AT_START else {}
+    return {**{name: getattr(spec, name) for name in _RUNTIME}, **level}
+
+
 def first_difference(ours: ModelSpec, theirs: ModelSpec) -> str:
     """The first field in which processes started for these two would differ; empty when none does.
 
     Content and numbers do not count. Values of the environment are not told: they may be secret.
     """
-    for name in _RUNTIME:
-        here, there = getattr(ours, name), getattr(theirs, name)
-        if here != there:
-            return f"{name}: {here!r} here, {there!r} there"
+    here, there = _started_with(ours), _started_with(theirs)
+    for name in here:
+        if here[name] != there.get(name):
+            return f"{name}: {here[name]!r} here, {there.get(name)!r} there"
     if dict(ours.env) != dict(theirs.env):
         names = sorted(k for k in {*ours.env, *theirs.env} if ours.env.get(k) != theirs.env.get(k))
         return f"env: {', '.join(names)} differ"
@@ -43,7 +52,7 @@ def first_difference(ours: ModelSpec, theirs: ModelSpec) -> str:
 
 def runtime_digest(spec: ModelSpec) -> str:
     """Names all that `first_difference` compares, without telling it."""
-    fields = {name: repr(getattr(spec, name)) for name in _RUNTIME}
+    fields = {name: repr(value) for name, value in _started_with(spec).items()}
     return digest({**fields, "env": repr(sorted(spec.env.items()))})
 
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relight.controller.decide.replicas import decide
+from relight.controller.plan.fleet import first_difference, runtime_digest, same_runtime
 from relight.controller.plan.plan import plan
 from relight.controller.plan.prices import Predictions
 from relight.core.records import Demand, Desired, Failure, Guardians, Mode, ModelView, Snapshot, Strategy
@@ -239,3 +240,13 @@ def test_every_rollout_comes_to_rest_and_never_goes_below_what_may_be_missing(
         and len([s for s in world.slots.values() if not s.closing]) > replicas + 1 + guardians
     ):
         assert {v.spec.revision for v in world.views.values() if v.state is State.READY} <= {world.spec.revision}
+
+
+@pytest.mark.parametrize(("engine", "replaced"), [("sglang", True), ("vllm", False)])
+def test_engines_that_are_told_their_level_at_the_start_are_replaced_when_it_changes(engine, replaced):
+    one = dataclasses.replace(OLD, engine=engine, guardians=Guardians(0, 1))
+    two = dataclasses.replace(one, guardians=Guardians(0, 2))
+    assert same_runtime(one, one)
+    assert same_runtime(one, two) is not replaced
+    assert (runtime_digest(one) == runtime_digest(two)) is not replaced
+    assert first_difference(two, one) == ("guardians.level: 2 here, 1 there" if replaced else "")
