@@ -14,7 +14,7 @@ import yaml
 from tests.chart.figures import FIGURES
 from tests.chart.helm import CHART, RELEASE, SYSTEM, Helm
 from tests.chart.release import VALUES, made
-from tests.chart.values import merged
+from tests.chart.values import Values, merged
 from tests.kubernetes.plane import BINARIES, ControlPlane
 
 pytestmark = [pytest.mark.chart, pytest.mark.timeout(300)]
@@ -49,6 +49,14 @@ spec:
 
 def _blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", (CHART / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+
+
+def _values() -> Values:
+    """Those of the README; without the driver's devices and the vLLM arguments that this machine has no use for."""
+    found = merged(yaml.safe_load(_blocks("yaml")[0]), HERE)
+    assert found["agent"]["config"].pop("accelerators") == {}
+    assert found["models"]["chat"]["spec"].pop("args")
+    return found
 
 
 def _commands() -> list[str]:
@@ -93,7 +101,7 @@ async def test_the_readmes_first_commands_lead_from_nothing_to_a_model_that_was_
     (folder / "bin").mkdir(parents=True)
     (folder / "deploy").symlink_to(CHART.parents[1])
     _programs(folder / "bin", ready)
-    (folder / "values.yaml").write_text(json.dumps(merged(yaml.safe_load(_blocks("yaml")[0]), HERE)))
+    (folder / "values.yaml").write_text(json.dumps(_values()))
     async with made(ready, Helm("helm3"), tmp_path) as release:
         before = await release.everything()
         await asyncio.to_thread(ready.apply, CLAIM)
