@@ -115,6 +115,12 @@ class Kind:
     """As sysfs writes it; empty for what is no PCI device. Network cards are dealt over all devices of it."""
 
 
+def held_by(processes: Mapping[str, Mapping[int, int]], pids: Iterable[int]) -> int:
+    """Bytes that these processes hold together, out of bytes by process by device."""
+    own = set(pids)
+    return sum(held for by_pid in processes.values() for pid, held in by_pid.items() if pid in own)
+
+
 def environment(kind: Kind, devices: Sequence[Device]) -> Mapping[str, str]:
     """The variables that show exactly `devices` to an engine."""
     return dict.fromkeys(kind.variables, ",".join(d.visible_as for d in devices))

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from relight.agent.devices.base import Device, Reading, Wanted
+from relight.agent.devices.base import Device, Reading, Wanted, held_by
 from relight.agent.devices.host import TOOL_SECONDS
 from relight.agent.procfs import Procfs
 from relight.core.clock import Clock
@@ -49,8 +49,7 @@ class DevicesElsewhere:
         return self._devices
 
     def held_bytes(self, pids: Iterable[int]) -> int:
-        own = set(pids)
-        return sum(held for by_pid in self.processes().values() for pid, held in by_pid.items() if pid in own)
+        return held_by(self.processes(), pids)
 
     def processes(self) -> Mapping[str, Mapping[int, int]]:
         told = self._ask("processes") or {}

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
-from relight.agent.devices.base import Device, Kind, Reading, Wanted
+from relight.agent.devices.base import Device, Kind, Reading, Wanted, held_by
 from relight.agent.devices.host import Host
 from relight.agent.devices.visible import Seen, entries, must_equal, select
 from relight.agent.devices.xpu_smi import Card, cards, ids, versions
@@ -71,8 +71,7 @@ class KunlunDevices:
         return self._devices
 
     def held_bytes(self, pids: Iterable[int]) -> int:
-        own = set(pids)
-        return sum(held for by_pid in self.processes().values() for pid, held in by_pid.items() if pid in own)
+        return held_by(self.processes(), pids)
 
     def processes(self) -> Mapping[str, Mapping[int, int]]:
         """A device's used memory in equal parts among those that have it open: no tool says more."""

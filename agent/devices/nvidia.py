@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from relight.agent.devices import nvml as library
-from relight.agent.devices.base import Device, Kind, Reading, Wanted
+from relight.agent.devices.base import Device, Kind, Reading, Wanted, held_by
 from relight.agent.devices.host import Host
 from relight.agent.devices.visible import Seen, entries, must_equal, select
 from relight.agent.procfs import Procfs
@@ -64,8 +64,7 @@ class NvidiaDevices:
         return self._devices
 
     def held_bytes(self, pids: Iterable[int]) -> int:
-        own = set(pids)
-        return sum(held for by_pid in self.processes().values() for pid, held in by_pid.items() if pid in own)
+        return held_by(self.processes(), pids)
 
     def processes(self) -> Mapping[str, Mapping[int, int]]:
         found: dict[str, dict[int, int]] = {}

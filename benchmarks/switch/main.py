@@ -107,7 +107,10 @@ class Turns:
     def _idle(self) -> None:
         """Waits until no request is known to run: else the replica at home is the less busy one, and goes instead."""
         deadline = time.monotonic() + DEADLINE
-        while any(found["demand"]["in_flight"] for found in self._models()) and time.monotonic() < deadline:
+        # No event tells of it: the model is asked again until its gateway has reported.
+        while any((found["demand"] or {}).get("in_flight") for found in self._models()):
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"waited {DEADLINE} s for requests to end")
             time.sleep(0.05)
 
     def _models(self) -> list[dict[str, Any]]:

@@ -40,6 +40,7 @@ class Source:
         """By group: name and object. Of a wheel; a source distribution has none written out."""
         found = next((n for n in self._names if n.endswith(".dist-info/entry_points.txt")), None)
         parser = configparser.ConfigParser(delimiters=("=",))
+        # Names of entry points keep their case: the standard library documents this assignment.
         parser.optionxform = str  # type: ignore[assignment,method-assign]
         parser.read_string(self._zip.read(found).decode() if found else "")
         return {group: dict(parser[group]) for group in parser.sections()}

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+# Fixtures: they are found by being imported, and are asked for by their names.
 from integration.agent.conftest import fleet, make_slot  # noqa: F401
 from support.agent import Slot
 

@@ -18,6 +18,7 @@ def test_a_slot_that_nobody_could_adopt_is_lost_like_any_other_once_its_agent_is
     names = ("assignments", "slots", "failures", "models", "operations", "activity")
     catalog = SimpleNamespace(revision=1, **{name: {} for name in names})
     gateways = SimpleNamespace(in_flight=lambda _: 0)
+    # A store that was emptied: no table has anything.
     observer = Observer(catalog, fleet, gateways, places, clock)  # type: ignore[arg-type]
     serves = InstanceReport("i", "n/gone", 0, 1, ("d",), State.READY, 0.0, "", 1)
     session = fleet.new_session()
