@@ -17,13 +17,15 @@ from relight.controller.accept import Accept
 from relight.controller.doctor.case import Severity
 from relight.controller.doctor.fleet import model_case
 from relight.controller.doctor.judge import judge_model
+from relight.controller.kubernetes import marks as slot_marks
 from relight.controller.kubernetes import pods as slot_pods
 from relight.controller.kubernetes.api import Api, Object
 from relight.controller.kubernetes.caches import Caches
 from relight.controller.kubernetes.election import Election
 from relight.controller.kubernetes.events import Events
 from relight.controller.kubernetes.intent import intent
-from relight.controller.kubernetes.pods import Added, Mark
+from relight.controller.kubernetes.marks import Mark
+from relight.controller.kubernetes.pods import Added
 from relight.controller.kubernetes.resources import FINALIZER, MODEL_DEPLOYMENT
 from relight.controller.kubernetes.slots import SlotPods
 from relight.controller.kubernetes.told import Statuses
@@ -116,7 +118,7 @@ class Operator:
         self._set_places()
         # The store may be new: the pods tell where an earlier controller had something running.
         self._reconciler.fleet.expect(
-            slot_pods.slot_of(p) for p in self._caches.pods.objects.values() if slot_pods.state_of(p) != Mark().state
+            slot_pods.slot_of(p) for p in self._caches.pods.objects.values() if slot_marks.state_of(p) != Mark().state
         )
 
     async def close(self) -> None:

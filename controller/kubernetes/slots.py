@@ -1,15 +1,17 @@
-"""Slot pods kept as their pools ask, and marked as their replicas come and go: the writing part of pods.py."""
+"""Slot pods kept as their pools ask, and marked as their replicas come and go: the writing part of pods.py and marks.py."""
 
 from __future__ import annotations
 
 import asyncio
 
+from relight.controller.kubernetes import marks as slot_marks
 from relight.controller.kubernetes import pods as slot_pods
 from relight.controller.kubernetes.api import POD, Object
 from relight.controller.kubernetes.cache import key_of
 from relight.controller.kubernetes.caches import Caches
 from relight.controller.kubernetes.events import Events, written
-from relight.controller.kubernetes.pods import Added, Mark
+from relight.controller.kubernetes.marks import Mark
+from relight.controller.kubernetes.pods import Added
 from relight.controller.kubernetes.resources import CLOSING
 from relight.controller.kubernetes.translate import pool_spec
 from relight.controller.kubernetes.writes import Step, Writes
@@ -29,14 +31,14 @@ class SlotPods:
 
     async def mark(self, step: Step) -> None:
         """Labels and gates say what stands in each slot that was heard of; tells what is reached by them."""
-        marks = slot_pods.marks(step.snapshot)
+        marks = slot_marks.marks(step.snapshot)
         pods = self._caches.pods.objects
         # The store may just have been emptied: what serves must not be unrouted because nobody knows of it yet.
         unclear = slot_pods.unclear(step.snapshot)
         told = [p for p in pods.values() if not p["metadata"].get("deletionTimestamp")]
         told = [p for p in told if slot_pods.slot_of(p) not in unclear]
         await asyncio.gather(*(self._mark(step, p, marks.get(slot_pods.slot_of(p), Mark())) for p in told))
-        proven = {slot_pods.slot_of(p) for p in pods.values() if slot_pods.is_proven(p)}
+        proven = {slot_pods.slot_of(p) for p in pods.values() if slot_marks.is_proven(p)}
         routed = {
             i.instance
             for i in step.snapshot.instances
@@ -48,21 +50,21 @@ class SlotPods:
         """The gate first, on the way up as on the way down: a kubelet that has just taken in other labels looks at it a
         second later. Only where labels still name another model they go first, lest requests for that one come here.
         """
-        foreign = mark.proven and slot_pods.model_of(pod) not in ("", mark.model)
+        foreign = mark.proven and slot_marks.model_of(pod) not in ("", mark.model)
         for write in (self._label, self._gate) if foreign else (self._gate, self._label):
             pod = await write(step, pod, mark)
-            if foreign and slot_pods.model_of(pod) != mark.model:
+            if foreign and slot_marks.model_of(pod) != mark.model:
                 return
 
     async def _label(self, step: Step, pod: Object, mark: Mark) -> Object:
         if mark.early(pod, self._clock.now()):
             step.retry = True
             return pod
-        body = slot_pods.label_patch(pod, mark)
+        body = slot_marks.label_patch(pod, mark)
         return pod if body is None else await self._patch(step, pod, body)
 
     async def _gate(self, step: Step, pod: Object, mark: Mark) -> Object:
-        body = slot_pods.gate_patch(pod, mark, written(self._clock.now()))
+        body = slot_marks.gate_patch(pod, mark, written(self._clock.now()))
         return pod if body is None else await self._patch(step, pod, body, "status")
 
     async def _patch(self, step: Step, pod: Object, body: Object, subresource: str = "") -> Object:

@@ -21,7 +21,7 @@ from tests.kubernetes.plane.processes import free_ports
 from tests.kubernetes.slots import Kubelets, end
 
 from relight.controller.kubernetes.api import POD, Api, Kind, Object
-from relight.controller.kubernetes.pods import state_of
+from relight.controller.kubernetes.marks import state_of
 from relight.controller.kubernetes.resources import DEVICE_POOL, ENGINE_RUNTIME, GROUP, MODEL_DEPLOYMENT
 from relight.core.auth import hash_token
 

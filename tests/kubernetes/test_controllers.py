@@ -13,7 +13,7 @@ from tests.kubernetes.cluster import TOKENS, Cluster, ControllerProcess
 from tests.kubernetes.figures import COUNTS, FIGURES
 
 from relight.controller.kubernetes.api import POD, Object
-from relight.controller.kubernetes.pods import is_proven
+from relight.controller.kubernetes.marks import is_proven
 from relight.controller.kubernetes.resources import MODEL_DEPLOYMENT
 from relight.core.errors import Conflict
 from relight.core.records import Assignment

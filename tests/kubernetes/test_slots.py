@@ -9,7 +9,7 @@ from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.load import load
 
 from relight.controller.kubernetes.api import NODE, POD
-from relight.controller.kubernetes.pods import is_proven, state_of
+from relight.controller.kubernetes.marks import is_proven, state_of
 from relight.controller.kubernetes.resources import DEVICE_POOL
 from support.redisserver import RedisServer
 

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+
 from tests import run
 
 

@@ -6,11 +6,13 @@ import dataclasses
 
 import pytest
 
+from relight.controller.kubernetes import marks as slot_marks
 from relight.controller.kubernetes import pods as slot_pods
 from relight.controller.kubernetes import status as statuses
 from relight.controller.kubernetes.definitions import definitions
 from relight.controller.kubernetes.intent import intent
-from relight.controller.kubernetes.pods import Added, Held, Mark, marks, places, pool_step, slot_pod
+from relight.controller.kubernetes.marks import Mark, marks
+from relight.controller.kubernetes.pods import Added, Held, places, pool_step, slot_pod
 from relight.controller.kubernetes.resources import CLOSING, FINALIZER, MODEL_LABEL, POOL_LABEL, STATE_LABEL, Writer
 from relight.controller.kubernetes.translate import model_spec, pool_spec
 from relight.controller.kubernetes.writers import conflict, last_writer
@@ -276,7 +278,7 @@ def test_nothing_is_concluded_of_a_slot_that_nobody_knows_and_its_pod_is_held_to
 def test_a_pods_gate_says_of_which_model_it_has_a_replica(state, desired, shows):
     found = pod("a")
     (mark,) = marks(fleet(dataclasses.replace(instance("i", "a", state), desired=desired))).values()
-    found["status"]["conditions"] = slot_pods.gate_patch(found, mark, NOW)["status"]["conditions"]
+    found["status"]["conditions"] = slot_marks.gate_patch(found, mark, NOW)["status"]["conditions"]
     assert places({"n/a": found}, {}, {})["a.n"].shows == shows
 
 
@@ -292,15 +294,15 @@ def test_a_short_wake_changes_no_label_before_its_gate_is_open():
 
 def test_patches_are_made_once_and_only_against_what_was_read():
     found, mark = pod("a"), Mark("m", "ready", True, "Proven")
-    label = slot_pods.label_patch(found, mark)
+    label = slot_marks.label_patch(found, mark)
     assert label["metadata"]["labels"] == {STATE_LABEL: "ready", MODEL_LABEL: "m"}
     assert label["metadata"]["resourceVersion"] == "1"
     found["metadata"]["labels"] |= label["metadata"]["labels"]
-    assert slot_pods.label_patch(found, mark) is None
-    gate = slot_pods.gate_patch(found, mark, NOW)
+    assert slot_marks.label_patch(found, mark) is None
+    gate = slot_marks.gate_patch(found, mark, NOW)
     found["status"]["conditions"] = gate["status"]["conditions"]
-    assert slot_pods.gate_patch(found, mark, "later") is None
-    assert slot_pods.label_patch(found, Mark())["metadata"]["labels"][MODEL_LABEL] is None
+    assert slot_marks.gate_patch(found, mark, "later") is None
+    assert slot_marks.label_patch(found, Mark())["metadata"]["labels"][MODEL_LABEL] is None
 
 
 def wanted(deployments, stored=(), *instances):

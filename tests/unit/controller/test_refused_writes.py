@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from relight.controller.kubernetes.intent import Intent
+from relight.controller.kubernetes.marks import Mark
 from relight.controller.kubernetes.operator import Operator
-from relight.controller.kubernetes.pods import MODEL_LABEL, PROVEN_GATE, STATE_LABEL, Mark
+from relight.controller.kubernetes.resources import MODEL_LABEL, PROVEN_GATE, STATE_LABEL
 from relight.controller.kubernetes.slots import SlotPods
 from relight.core.clock import VirtualClock
 from relight.core.records import Snapshot
