@@ -1,4 +1,4 @@
-"""Slot pods kept as their pools ask, and marked as their replicas come and go: the writing part of pods.py and marks.py."""
+"""Slot pods kept as their pools ask, and marked as their replicas come and go: what pods.py and marks.py say, written."""
 
 from __future__ import annotations
 
