@@ -1,4 +1,4 @@
-"""Slot pods kept as their pools ask, and marked as their replicas come and go: what pods.py and marks.py say, written."""
+"""Slot pods kept as their pools ask, and marked as their replicas come and go: pods.py and marks.py, written down."""
 
 from __future__ import annotations
 

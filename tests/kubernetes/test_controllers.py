@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections import Counter
+from typing import Any
 
 import grpc.aio
 import httpx
@@ -12,9 +13,10 @@ import pytest
 from tests.kubernetes.cluster import TOKENS, Cluster, ControllerProcess
 from tests.kubernetes.figures import COUNTS, FIGURES
 
-from relight.controller.kubernetes.api import POD, Object
+from relight.controller.kubernetes.api import POD, Api, Gone, Object
+from relight.controller.kubernetes.cache import Cache
 from relight.controller.kubernetes.marks import is_proven
-from relight.controller.kubernetes.resources import MODEL_DEPLOYMENT
+from relight.controller.kubernetes.resources import ENGINE_RUNTIME, MODEL_DEPLOYMENT
 from relight.core.errors import Conflict
 from relight.core.records import Assignment
 from relight.protos.convert import to_proto
@@ -193,3 +195,31 @@ async def test_what_was_written_while_the_api_server_was_away_is_done_when_it_is
     await cluster.kubectl("scale", "modeldeployment/m", "--replicas=2")
     await cluster.stands(readyReplicas=2)
     assert before <= set(await cluster.ready_instances())
+
+
+class _LateList:
+    """The cluster's API, whose first list is of a version that the server has long forgotten."""
+
+    def __init__(self, api: Api) -> None:
+        self._api, self.lists, self.watch = api, 0, api.watch
+
+    async def list(self, *words: Any, **options: Any) -> tuple[list[Object], str]:
+        self.lists += 1
+        items, version = await self._api.list(*words, **options)
+        return (items, version) if self.lists > 1 else ([], "1")
+
+
+async def test_a_watch_that_the_server_no_longer_knows_of_begins_with_a_list(cluster: Cluster) -> None:
+    await cluster.apply(cluster.runtime())
+    with pytest.raises(Gone):
+        await anext(aiter(cluster.api.watch(ENGINE_RUNTIME, "1")))
+    late = _LateList(cluster.api)
+    cache = Cache(late, ENGINE_RUNTIME, lambda: None)  # type: ignore[arg-type]
+    following = asyncio.create_task(cache.run())
+    try:
+        key = f"{cluster.namespace}/stub"
+        await cluster.until(lambda: key in cache.objects, "what was there to be known")
+        assert late.lists == 2
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
