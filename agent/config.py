@@ -18,6 +18,7 @@ from relight.core.locks import known
 from relight.core.tls import TlsFiles
 from relight.protos import settings
 from relight.protos.settings import Attached, Port, Strict
+from relight.transfer.verify import Digest
 
 
 class CpuDevice(Strict):
@@ -105,6 +106,9 @@ class AgentConfig(Attached):
     """Weights travel between hosts over TLS alone, under `tls`."""
     rdma: Literal["auto", "off"] | tuple[Annotated[str, Field(min_length=1, max_length=63)], ...] = "auto"
     """Cards that weights are read and served by between hosts: all that the kernel shows, none, or these."""
+    digests: Digest = Digest.XXH3
+    """What proves weights: xxh3 finds accidents at the memory's speed; sha256 also what somebody on the way forged,
+    where what goes to the controller is under `tls`. All agents of a fleet need the same."""
     source_rate: Annotated[int, Field(ge=1)] | None = None
     """Bytes per second that receivers together may read from one engine; without it, all that goes."""
     devices: tuple[CpuDevice, ...] = ()

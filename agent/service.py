@@ -120,7 +120,8 @@ class Agent:
         caches = Caches(self._cache)
         tools = Tools(
             self._clock, self._drivers, self._link, self._zygotes, ledger, own.bind_host, own.force_tcp,
-            own.weights_tls(), own.source_rate, lambda: self._rails.cards, caches, self._copies.checkpoints,
+            own.weights_tls(), own.source_rate, lambda: self._rails.cards, own.digests, caches,
+            self._copies.checkpoints,
         )  # fmt: skip
         parents = {d.id: d.parent for d in self._backend.enumerate()}
         transitions = Transitions(

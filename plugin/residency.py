@@ -110,7 +110,9 @@ class Residency:
         self._filled = threading.Event()
         if settings.awaits:
             self.state, self.level = Residence.ASLEEP, 2
-            manifest = WeightManifest(Fingerprint(memory.layout, {}, {}), 0, memory.segment.bytes, ())
+            manifest = WeightManifest(
+                Fingerprint(memory.layout, {}, {}), 0, memory.segment.bytes, (), digests=memory.segment.digest
+            )
         else:
             manifest = self._known[self._revision] = memory.describe(self._revision)
         self.source = Source(
@@ -201,7 +203,7 @@ class Residency:
 
     def _copy_to_host(self) -> Source:
         segment = self._memory.segment
-        kept = Segment(f"{self._instance}-host", segment.bytes)
+        kept = Segment(f"{self._instance}-host", segment.bytes, digest=segment.digest)
         kept.populate(0, kept.bytes)
         copy(kept.view, segment.view)
         return Source(f"{self._instance} host copy", kept, self.source.manifest, self._clock)
@@ -327,7 +329,7 @@ class Residency:
         phases = (
             Phase("pages", begun, paged, "all pages"),
             Phase("pull", paged, pulled, f"{manifest.weight_bytes} bytes read and packed from {path}"),
-            Phase("verify", pulled, verified, "xxh3-128 of every tensor"),
+            Phase("verify", pulled, verified, f"{segment.digest} of every tensor"),
         )
         return Restored(manifest.weight_bytes, phases, f"{order.kind} from {path}")
 

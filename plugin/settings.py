@@ -10,6 +10,7 @@ from pathlib import Path
 from relight.core.errors import FieldError, InvalidInput
 from relight.core.records import Mode
 from relight.core.tls import TlsFiles
+from relight.transfer.verify import Digest
 
 INSTANCE = "RELIGHT_INSTANCE"
 DIRECTORY = "RELIGHT_ENGINE_DIR"
@@ -18,6 +19,7 @@ REVISION = "RELIGHT_CONTENT_REVISION"
 STREAMS = "RELIGHT_STREAMS"
 RATE = "RELIGHT_SOURCE_RATE"
 RDMA = "RELIGHT_RDMA"
+DIGESTS = "RELIGHT_DIGESTS"
 MODE = "RELIGHT_MODE"
 START_SECONDS = "RELIGHT_START_SECONDS"
 SIZES = "RELIGHT_SIZES"
@@ -54,6 +56,8 @@ class Settings:
     """How the engine starts: cold loads its own weights; lazy and normal wait for them to be brought by a rung."""
     start_seconds: float = 900.0
     """How long an engine that waits for its weights does so."""
+    digests: Digest = Digest.XXH3
+    """What proves weights, block by block."""
     sizes: tuple[tuple[int, float], ...] = ()
     """The fleet's steps as (tokens, weight), tokens ascending: what a lazy start captures first after it is ready."""
 
@@ -97,6 +101,9 @@ def read(environ: Mapping[str, str]) -> Settings:
     mode = next((m for m in modes if m == environ.get(MODE, Mode.COLD)), None)
     if mode is None:
         wrong.append(FieldError(MODE, " or ".join(modes), environ[MODE]))
+    digests = next((d for d in Digest if d == environ.get(DIGESTS, Digest.XXH3)), None)
+    if digests is None:
+        wrong.append(FieldError(DIGESTS, " or ".join(Digest), environ[DIGESTS]))
     seconds = environ.get(START_SECONDS, "900")
     if not seconds.replace(".", "", 1).isdigit() or not float(seconds):
         wrong.append(FieldError(START_SECONDS, "seconds, more than 0", seconds))
@@ -106,12 +113,12 @@ def read(environ: Mapping[str, str]) -> Settings:
     files = [environ.get(name, "") for name in TLS]
     if any(files) and not all(files):
         wrong += [FieldError(n, "set with the others", "nothing") for n, f in zip(TLS, files, strict=True) if not f]
-    if wrong or mode is None or sizes is None:
+    if wrong or mode is None or sizes is None or digests is None:
         raise InvalidInput("the engine was not started by an agent", wrong)
     return Settings(
         environ[INSTANCE], Path(environ[DIRECTORY]), environ[BIND_HOST], environ.get(REVISION, ""), int(streams),
         TlsFiles(*map(Path, files)) if all(files) else None, int(rate) if rate else None,
-        tuple(cards), mode, float(seconds), sizes,
+        tuple(cards), mode, float(seconds), digests, sizes,
     )  # fmt: skip
 
 

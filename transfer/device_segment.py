@@ -11,17 +11,17 @@ from collections.abc import Iterator, Sequence
 from relight.core.errors import InvalidInput, LocalFault
 from relight.transfer.segment import Segment, address_of, opaque
 from relight.transfer.transports.cuda import Cuda, Piece
-from relight.transfer.verify import BLOCK_BYTES, block_digest
+from relight.transfer.verify import BLOCK_BYTES, Digest
 
 
 class DeviceSegment:
     """Allocations of `sizes` bytes (each whole, in the order of their addresses) from `address` on."""
 
-    def __init__(self, cuda: Cuda, address: int, sizes: Sequence[int]) -> None:
+    def __init__(self, cuda: Cuda, address: int, sizes: Sequence[int], digest: Digest = Digest.XXH3) -> None:
         """Raises InvalidInput when there is nothing in it."""
         if not sizes or min(sizes) <= 0:
             raise InvalidInput("expected the sizes of the allocations that the segment consists of, in bytes")
-        self.cuda, self.address, self._sizes = cuda, address, tuple(sizes)
+        self.cuda, self.address, self._sizes, self.digest = cuda, address, tuple(sizes), digest
         self.bytes, self.device = sum(sizes), cuda.device
         self.view = opaque(address, self.bytes)
         """For places alone: the host must neither read nor write it."""
@@ -50,7 +50,7 @@ class DeviceSegment:
             self._local.block = memoryview(bytearray(BLOCK_BYTES))
         block: memoryview = self._local.block[: stop - start]
         self.cuda.to_host(address_of(block), self.address + start, len(block))
-        return block_digest(block)
+        return self.digest.of(block)
 
 
 AnySegment = Segment | DeviceSegment

@@ -22,7 +22,7 @@ from typing import Any
 
 from relight.core.errors import FieldError, InvalidInput
 from relight.core.fingerprint import Fingerprint
-from relight.transfer.verify import BLOCK_BYTES, DIGEST_BYTES, block_count, identity
+from relight.transfer.verify import BLOCK_BYTES, DIGEST_BYTES, Digest, block_count, identity
 
 MAX_TENSORS = 1_000_000
 MAX_NAME = 512
@@ -87,6 +87,8 @@ class WeightManifest:
     tensors: tuple[TensorEntry, ...]
     scalars: Mapping[str, float] = field(default_factory=dict)
     canary: Canary | None = None
+    digests: Digest = Digest.XXH3
+    """What made the tensors' blocks."""
 
     @property
     def weight_bytes(self) -> int:
@@ -95,7 +97,8 @@ class WeightManifest:
 
     def digest(self) -> str:
         """Names tensors, places, digests and scalars; not the generation, the canary or the fingerprint."""
-        text = json.dumps([_columns(self.tensors), sorted(self.scalars.items())], separators=(",", ":"))
+        described = [self.digests, _columns(self.tensors), sorted(self.scalars.items())]
+        text = json.dumps(described, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def content_digest(self) -> str:
@@ -124,6 +127,7 @@ def dump(manifest: WeightManifest) -> bytes:
         "generation": manifest.generation,
         "segment_bytes": manifest.segment_bytes,
         "block_bytes": BLOCK_BYTES,
+        "digests": manifest.digests,
         "tensors": _columns(manifest.tensors),
         "scalars": dict(manifest.scalars),
         "canary": None if canary is None else _plain(canary),
@@ -260,6 +264,8 @@ def parse(data: bytes) -> WeightManifest:
         raise _wrong(("fingerprint",), "layout, content, runtime", prints)
     if raw["block_bytes"] != BLOCK_BYTES:
         raise _wrong(("block_bytes",), str(BLOCK_BYTES), raw["block_bytes"])
+    if raw["digests"] not in set(Digest):
+        raise _wrong(("digests",), " or ".join(Digest), raw["digests"])
     segment = _natural(raw["segment_bytes"], ("segment_bytes",))
     scalars = raw["scalars"]
     if not isinstance(scalars, dict) or len(scalars) > MAX_TENSORS:
@@ -271,4 +277,5 @@ def parse(data: bytes) -> WeightManifest:
         _tensors(raw["tensors"], segment),
         {_text(k, ("scalars",)): _number(v, ("scalars", k)) for k, v in scalars.items()},
         _canary(raw["canary"]),
+        Digest(raw["digests"]),
     )

@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Sequence
 
 from relight.transfer.segment import copy, spans
-from relight.transfer.verify import BLOCK_BYTES, block_digest
+from relight.transfer.verify import BLOCK_BYTES, Digest
 
 try:
     from relight.transfer._onepass import WIDEST
@@ -23,27 +23,32 @@ SHORT = 240
 """Bytes up to which XXH3 is another function: such blocks are hashed by themselves."""
 
 
-def copied(into: memoryview, source: memoryview, parts: Sequence[tuple[int, int]], width: int = WIDTH) -> bytes:
+def copied(
+    into: memoryview, source: memoryview, parts: Sequence[tuple[int, int]], width: int = WIDTH,
+    digest: Digest = Digest.XXH3,
+) -> bytes:  # fmt: skip
     """Copies bytes [start, stop) for each of `parts`; returns the digests of their blocks, as `blocks_of` does.
 
     Both buffers have one length; edges count from their begin. In one pass what is hashed is what is stored: a source
     that changes meanwhile changes both. Nothing between parts is touched. Raises ValueError for a part outside the
-    buffers or a `width` that the processor lacks, and has copied nothing then.
+    buffers or a `width` that the processor lacks, and has copied nothing then. Only XXH3 is done in one pass.
     """
     if len(into) != len(source) or not all(0 <= start < stop <= len(into) for start, stop in parts):
         raise ValueError("expected two buffers of one length and parts within them")
+    if digest is not Digest.XXH3:
+        width = 0
     if not width or any(0 < (stop - start) % BLOCK_BYTES <= SHORT for start, stop in parts):
-        return b"".join([_copied(into[start:stop], source[start:stop], width) for start, stop in parts])
+        return b"".join([_copied(into[start:stop], source[start:stop], digest, width) for start, stop in parts])
     return _passed(into, source, parts, width)
 
 
-def _copied(into: memoryview, source: memoryview, width: int) -> bytes:
+def _copied(into: memoryview, source: memoryview, digest: Digest, width: int) -> bytes:
     if width and not 0 < len(into) % BLOCK_BYTES <= SHORT:
         return _passed(into, source, [(0, len(into))], width)
     found = []
     for start, stop in spans(0, len(into), BLOCK_BYTES):
         copy(into[start:stop], source[start:stop])
-        found.append(block_digest(into[start:stop]))
+        found.append(digest.of(into[start:stop]))
     return b"".join(found)
 
 

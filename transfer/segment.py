@@ -21,7 +21,7 @@ from collections.abc import Iterator
 
 from relight.core.errors import LocalFault
 from relight.transfer.plan import HUGE
-from relight.transfer.verify import blocks_of
+from relight.transfer.verify import Digest, blocks_of
 
 HOST = -1
 """In place of a device's number: memory of the host."""
@@ -89,13 +89,16 @@ class Segment:
 
     device = HOST
 
-    def __init__(self, name: str, length: int, descriptor: int | None = None, *, freezes: bool = False) -> None:
-        """Reserves the region; no page is allocated yet. Raises LocalFault.
+    def __init__(
+        self, name: str, length: int, descriptor: int | None = None, *, freezes: bool = False,
+        digest: Digest = Digest.XXH3,
+    ) -> None:  # fmt: skip
+        """Reserves the region; no page is allocated yet. Raises LocalFault. Its blocks are proven by `digest`.
 
         With a `descriptor`, of which it keeps a copy, it is that file in memory, whatever it holds. One that `freezes`
         may be frozen later.
         """
-        self.bytes = -(-max(length, 1) // HUGE) * HUGE
+        self.bytes, self.digest = -(-max(length, 1) // HUGE) * HUGE, digest
         self._huge_allowance = HUGE_TRIES * HUGE_SECONDS
         self._there = bytearray(self.bytes // HUGE)
         """Which 2 MiB have all their pages: only `drop` takes any away."""
@@ -196,7 +199,7 @@ class Segment:
 
     def digests(self, start: int, stop: int) -> bytes:
         """The digests of the blocks of [start, stop), one after the other."""
-        return blocks_of(self.view[start:stop])
+        return blocks_of(self.view[start:stop], self.digest)
 
     def resident_bytes(self) -> int:
         """Bytes that the segment occupies now, whoever maps it; pages that it shares are their owner's."""

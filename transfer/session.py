@@ -35,11 +35,16 @@ _ALIKE = ("dtype", "shape", "stride", "bytes", "aliases")
 _described = attrgetter(*_ALIKE)
 
 
-def check_source(theirs: WeightManifest, wanted: Wanted, source: str) -> None:
-    """Raises RemoteFault naming the field when the source's bytes would not fit, or are not the content asked for."""
+def check_source(theirs: WeightManifest, wanted: Wanted, segment: AnySegment, source: str) -> None:
+    """Raises RemoteFault naming the field when the source's bytes would not fit, cannot be proven in `segment`, or are
+    not the content asked for."""
     differing = Fingerprint(layout=wanted.layout).differences(theirs.fingerprint, ("layout",))
     if differing:
         raise RemoteFault(f"{source} has another layout: " + "; ".join(map(str, differing)))
+    if theirs.digests is not segment.digest:
+        raise RemoteFault(
+            f"{source} proves bytes by {theirs.digests}, this member by {segment.digest}: set digests alike"
+        )
     got = theirs.fingerprint.content.get("revision", "")
     if got != wanted.revision:
         raise RemoteFault(
@@ -188,7 +193,11 @@ class Refill:
 
     def _phases(self) -> tuple[Phase, ...]:
         placed = sum(self._bytes.values())
-        said = {"pages": "all of the segment", "pull": f"{placed} bytes", "verify": "xxh3-128 of every block"}
+        said = {
+            "pages": "all of the segment",
+            "pull": f"{placed} bytes",
+            "verify": f"{self.segment.digest} of every block",
+        }
         # Holders were asked and compared before the first byte: that is part of the pull.
         self._work["pull"].start = self._begun
         return tuple(
@@ -219,7 +228,7 @@ class Refill:
 
     def join(self, holder: Holder, manifest: WeightManifest) -> None:
         """The holder takes part; the first one says what is read. Raises RemoteFault when its bytes are others."""
-        check_source(manifest, self.wanted, holder.name)
+        check_source(manifest, self.wanted, self.segment, holder.name)
         named = holder.manifest_digest
         if named and manifest.digest() != named:
             raise RemoteFault(f"{holder.name} describes other weights than it offered: its manifest is not {named}")

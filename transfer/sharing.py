@@ -36,7 +36,7 @@ def borrow(segment: Segment, wanted: Wanted, peer: SourceRef) -> Loan:
     reader = ShmReader(peer.address, peer.grant, peer.instance, READ_DEADLINE)
     try:
         manifest = reader.describe()
-        check_source(manifest, wanted, peer.instance)
+        check_source(manifest, wanted, segment, peer.instance)
         if peer.manifest_digest and manifest.digest() != peer.manifest_digest:
             raise RemoteFault(f"{peer.instance} describes other weights than it offered")
         for tensor in manifest.tensors:

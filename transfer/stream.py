@@ -185,7 +185,9 @@ class Stream:
                     return False
                 found = b""
                 if (lent := reader.fill(step.stop - step.start)) is not None:
-                    found = copied(on_host(segment).view[step.start : step.stop], lent, step.parts)
+                    found = copied(
+                        on_host(segment).view[step.start : step.stop], lent, step.parts, digest=segment.digest
+                    )
                 altered = hit("transfer.receive", segment.view[step.start : step.stop])
                 arrived = monotonic()
                 pulled += arrived - begun

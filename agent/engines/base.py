@@ -24,6 +24,7 @@ from relight.agent.cache.key import EngineStart
 from relight.core.fingerprint import Fingerprint
 from relight.core.records import Endpoint, InstanceAssignment, OnTimeout, Phase, Rung, Shapes, SourceOffer
 from relight.core.tls import TlsFiles
+from relight.transfer.verify import Digest
 
 COMPILE = "compile"
 """The directory of compile caches, inside an instance's own."""
@@ -72,6 +73,8 @@ class MemberContext:
     """Bytes per second that receivers together may read from the member; None: no bound."""
     cards: tuple[str, ...] = ()
     """RDMA cards that the member reads and is read by, each as `name@address`."""
+    digests: Digest = Digest.XXH3
+    """What proves the bytes of weights."""
 
     @property
     def compile_root(self) -> Path:

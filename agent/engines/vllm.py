@@ -172,6 +172,7 @@ class VllmDriver:
             "RELIGHT_ENGINE_DIR": str(context.directory),
             "RELIGHT_BIND_HOST": context.bind_host,
             "RELIGHT_CONTENT_REVISION": assignment.content_revision or assignment.spec.revision,
+            "RELIGHT_DIGESTS": context.digests,
             "RELIGHT_MODE": assignment.mode,
             "RELIGHT_START_SECONDS": str(assignment.deadline_seconds),
             **({} if place.inside else _sizes(assignment.shapes)),

@@ -144,7 +144,7 @@ class HostCopy:
         ways = [(peer, connector(rung.kind.transport, peer, self._place.tls)) for peer in peers]
         manifest = _first_manifest(ways)
         _check(manifest, order)
-        segment = Segment(self._place.name, manifest.segment_bytes, freezes=True)
+        segment = Segment(self._place.name, manifest.segment_bytes, freezes=True, digest=manifest.digests)
         holders = [
             Holder(
                 peer.instance, connect, connections=STREAMS if n == 0 else 1, reserve=n > 0,

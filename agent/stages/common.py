@@ -18,6 +18,7 @@ from relight.core.clock import Clock
 from relight.core.errors import InvalidInput, LocalFault, RelightError, TransferError
 from relight.core.records import MemoryReading, Mode, Phase, RungResult, StartRecord
 from relight.core.tls import TlsFiles
+from relight.transfer.verify import Digest
 
 RETRY_AFTER = 5.0
 """Seconds until a failed start is worth another try: faults of sources and of memory pass."""
@@ -70,6 +71,7 @@ class Tools:
     source_rate: int | None = None
     cards: Callable[[], tuple[str, ...]] = tuple
     """RDMA cards that may be used now, each as `name@address`."""
+    digests: Digest = Digest.XXH3
     caches: Caches = field(default_factory=Caches)
     checkpoints: Checkpoints | None = None
     """What was read from remote storage; None where no memory is set aside for it."""
@@ -88,7 +90,7 @@ class Tools:
         member.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         return MemberContext(
             member.assignment, member.directory, member.log_path, self.bind_host, self.force_tcp, self.data_tls,
-            self._rate(member), self.cards(),
+            self._rate(member), self.cards(), self.digests,
         )  # fmt: skip
 
     def _rate(self, member: Member) -> int | None:

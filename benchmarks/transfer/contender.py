@@ -22,6 +22,7 @@ import body
 WAYS = {
     "raw_shm": "raw:Shm", "raw_tcp": "raw:Tcp",
     "relight_shm": "ours:Shm", "relight_tcp": "ours:Tcp", "relight_tls": "ours:Tls",
+    "relight_sha256": "ours:Sha256",
     "nixl_shm": "peers:NixlShm", "nixl_tcp": "peers:NixlTcp", "mooncake_tcp": "peers:MooncakeTcp",
     "grpc_tcp": "peers:GrpcTcp", "gloo_tcp": "peers:GlooTcp",
 }  # fmt: skip

@@ -166,9 +166,9 @@ def cpu_per_gib(found: dict[str, dict[str, Runner]], name: str) -> float | None:
     return None if spent is None else round(spent, 3)
 
 
-def tls_cost(runners: dict[str, Runner]) -> float | None:
-    """How many times longer the same body takes over TLS."""
-    clear, secured = (runners[n].seconds if n in runners else None for n in ("relight_tcp", "relight_tls"))
+def cost(runners: dict[str, Runner], name: str) -> float | None:
+    """How many times longer the same body takes over tcp by a contender that is safer."""
+    clear, secured = (runners[n].seconds if n in runners else None for n in ("relight_tcp", name))
     return round(secured / clear, 2) if clear and secured else None
 
 
@@ -199,7 +199,8 @@ def report(found: dict[str, dict[str, Runner]]) -> dict[str, Any]:
         "setup_ms": {
             path: round(1e3 * (found["1gib"][own].median("setup_seconds") or 0), 2) for path, (_, own) in PATHS.items()
         },
-        "tls_over_tcp": tls_cost(found["1gib"]),
+        "tls_over_tcp": cost(found["1gib"], "relight_tls"),
+        "sha256_over_tcp": cost(found["1gib"], "relight_sha256"),
         "peers": peers,
         "machine": f"{len(os.sched_getaffinity(0))} cores",
     }

@@ -24,7 +24,7 @@ from relight.transfer.source import Source
 from relight.transfer.transports.base import Connect, Listener
 from relight.transfer.transports.shm import Pages, ShmListener, ShmReader
 from relight.transfer.transports.tcp import TcpListener, TcpReader
-from relight.transfer.verify import blocks_of
+from relight.transfer.verify import Digest, blocks_of
 
 CERTIFICATES = "RELIGHT_BENCH_CERTIFICATES"
 """Names the directory with ca.pem, node.pem and node.key."""
@@ -33,22 +33,27 @@ DEADLINE = 30.0
 
 
 class _Ours(ABC):
+    digest = Digest.XXH3
+
     def __init__(self, sizes: list[int], length: int) -> None:
         self._sizes, self._length = sizes, length
 
     def _table(self, view: memoryview | None = None) -> tuple[TensorEntry, ...]:
         places, _ = body.offsets(self._sizes)
         return tuple(
-            TensorEntry(f"t{n}", "uint8", (size,), (1,), at, size, (), blocks_of(view[at : at + size]) if view else b"")
+            TensorEntry(f"t{n}", "uint8", (size,), (1,), at, size, (), self._blocks(view, at, size))
             for n, (at, size) in enumerate(zip(places, self._sizes, strict=True))
         )
 
+    def _blocks(self, view: memoryview | None, at: int, size: int) -> bytes:
+        return b"" if view is None else blocks_of(view[at : at + size], self.digest)
+
     def serve(self) -> dict[str, Any]:
-        segment = Segment("source", self._length)
+        segment = Segment("source", self._length, digest=self.digest)
         segment.populate(0, segment.bytes, patient=True)
         body.fill(segment.view[: self._length])
         prints = Fingerprint(LAYOUT, {"revision": "r1"}, {})
-        manifest = WeightManifest(prints, 0, segment.bytes, self._table(segment.view))
+        manifest = WeightManifest(prints, 0, segment.bytes, self._table(segment.view), digests=self.digest)
         self._source = Source("i-source", segment, manifest, SystemClock())
         key = grants.new_key()
         self._source.open(1, key)
@@ -58,7 +63,7 @@ class _Ours(ABC):
 
     def attach(self, address: dict[str, Any]) -> memoryview:
         self._address, self._grant = address["address"], address["grant"]
-        self._segment = Segment("target", self._length)
+        self._segment = Segment("target", self._length, digest=self.digest)
         self._segment.populate(0, self._segment.bytes, patient=True)
         self._tensors = {t.name: t for t in self._table()}
         return self._segment.view[: self._length]
@@ -105,6 +110,12 @@ class Tcp(_Ours):
 
     def _connect(self) -> Connect:
         return lambda: TcpReader(self._address, self._grant, "i-source", DEADLINE, self.tls)
+
+
+class Sha256(Tcp):
+    """The same, proven by SHA-256."""
+
+    digest = Digest.SHA256
 
 
 class Tls(Tcp):

@@ -163,6 +163,8 @@ class MachineConfig(_Strict):
     compile_cache: CompileCacheEntry = CompileCacheEntry()
     data_tls: bool = False
     """Weights and bundles that go over tcp go over TLS; reads over shared memory never leave the host."""
+    digests: Annotated[str, Field(pattern="^(xxh3|sha256)$")] = "xxh3"
+    """What proves weights: xxh3 finds accidents at the memory's speed; sha256 also what somebody on the way forged."""
     otlp_endpoint: Endpoint = ""
     """Collector of traces (OTLP over HTTP, as http://127.0.0.1:4318) that each finished start is sent to."""
     log_level: Annotated[str, Field(pattern="^(debug|info|warning|error)$")] = "info"

@@ -149,6 +149,7 @@ def _agent(
         "state_dir": str(home.path / "nodes" / node.name),
         "force_tcp": node.force_tcp,
         "data_tls": config.data_tls,
+        "digests": config.digests,
         "rdma": node.rdma,
         "source_rate": node.source_rate,
         "compile_cache": {

@@ -17,7 +17,7 @@ from relight.core.errors import LocalFault
 from relight.core.fingerprint import Fingerprint
 from relight.transfer.manifest import ITEM_BYTES, TensorEntry, WeightManifest
 from relight.transfer.segment import Segment, copy
-from relight.transfer.verify import blocks_of
+from relight.transfer.verify import Digest, blocks_of
 
 ALIGNMENT = 256
 """Bytes; more than any kernel asks for."""
@@ -114,7 +114,7 @@ def _dtype(tensor: torch.Tensor) -> str:
 class Weights:
     """The model's tensors in their segment, and the table that says which lies where."""
 
-    def __init__(self, model: nn.Module, name: str, *, filled: bool = True) -> None:
+    def __init__(self, model: nn.Module, name: str, *, filled: bool = True, digest: Digest = Digest.XXH3) -> None:
         """Moves all tensors of `model` into a new segment. Raises LocalFault (no memory, odd dtype).
 
         Where the model is not `filled` yet its parameters are not copied: their pages come with the first refill.
@@ -125,7 +125,7 @@ class Weights:
         for group in groups:
             offsets.append(end)
             end += -(-group.bytes // ALIGNMENT) * ALIGNMENT
-        self.segment = Segment(name, end)
+        self.segment = Segment(name, end, digest=digest)
         if filled:
             self.segment.populate(0, self.segment.bytes, patient=True)
         whole = torch.frombuffer(self.segment.view, dtype=torch.uint8)
@@ -168,8 +168,8 @@ class Weights:
 
     def describe(self, fingerprint: Fingerprint) -> WeightManifest:
         """The manifest of what the segment holds now; every tensor is hashed."""
-        tensors = tuple(replace(e, blocks=blocks_of(self._bytes(e))) for e in self.table.values())
-        return WeightManifest(fingerprint, 0, self.segment.bytes, tensors, self._scalars())
+        tensors = tuple(replace(e, blocks=blocks_of(self._bytes(e), self.segment.digest)) for e in self.table.values())
+        return WeightManifest(fingerprint, 0, self.segment.bytes, tensors, self._scalars(), digests=self.segment.digest)
 
     def _scalars(self) -> dict[str, float]:
         return {name: getattr(module, attribute) for name, (module, attribute) in self._places.items()}

@@ -67,7 +67,9 @@ class RelightCPUWorker(Completing, Counting, CPUWorker):  # type: ignore[misc]
         super().load_model(load_dummy_weights=load_dummy_weights)
         self._relight_settings = environment.read(os.environ)
         filled = not self._relight_settings.awaits
-        self._relight_weights = Weights(self.get_model(), self._relight_settings.instance, filled=filled)
+        self._relight_weights = Weights(
+            self.get_model(), self._relight_settings.instance, filled=filled, digest=self._relight_settings.digests
+        )
         # Packed where they now lie: a handler keeps the address that it was made with.
         self._relight_packing = pack(self.get_model(), filled=filled)
         self._relight_layout = describing.layout(self, self._relight_packing.name, "cpu")

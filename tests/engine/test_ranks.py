@@ -21,7 +21,7 @@ def divided(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         "args": ["--dtype=bfloat16", "--max-model-len=256", "--max-num-seqs=8", "--enforce-eager",
                  "--kv-cache-memory-bytes=16777216"],
     }  # fmt: skip
-    machine = Live(tmp_path_factory.mktemp("r"), model, both_cores=True, data_tls=True)
+    machine = Live(tmp_path_factory.mktemp("r"), model, both_cores=True, data_tls=True, digests="sha256")
     try:
         machine.up()
         yield machine

@@ -48,12 +48,13 @@ class Live:
 
     def __init__(
         self, directory: Path, model: dict[str, Any], *, both_cores: bool = False, data_tls: bool = False,
-        host_memory: str = "", engines: dict[str, Path] | None = None,
+        digests: str = "xxh3", host_memory: str = "", engines: dict[str, Path] | None = None,
     ) -> None:  # fmt: skip
         """`host_memory` is what each node may keep copies in, none when empty; `engines` the interpreter of each."""
         self._engines = engines or {"vllm": ENGINE_PYTHON}
         self._node = {"host_memory": host_memory} if host_memory else {}
         self.directory, self.model, self._both_cores, self._data_tls = directory, model, both_cores, data_tls
+        self._digests = digests
         self.state = directory / "state"
         self.env = {**os.environ, "RELIGHT_STATE": str(self.state)}
         self._restarted: list[subprocess.Popen[bytes]] = []
@@ -63,6 +64,7 @@ class Live:
         config = {
             "ports": {"controller": controller, "fleet": fleet, "gateway": gateway},
             "data_tls": self._data_tls,
+            "digests": self._digests,
             "engines": {name: {"python": str(python)} for name, python in self._engines.items()},
             "nodes": [
                 {

@@ -31,7 +31,7 @@ from relight.transfer.manifest import WeightManifest, parse
 from relight.transfer.source import NotYet, Pin, Source
 from relight.transfer.transports.base import Missing, Question
 
-VERSION = 2
+VERSION = 3
 MAX_FRAME = 256 << 20
 MAX_HELLO = 16 << 10
 _FRAME = struct.Struct(">I")

@@ -286,9 +286,13 @@ def test_a_start_that_writes_into_its_weights_after_they_were_proven_is_refused_
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("RELIGHT_MODE", "fast"), ("RELIGHT_START_SECONDS", "soon"), ("RELIGHT_START_SECONDS", "0")]
-)
-def test_a_mode_or_time_that_is_none_is_refused_by_name(tmp_path: Path, name: str, value: str) -> None:
+    ("name", "value"),
+    [
+        ("RELIGHT_MODE", "fast"), ("RELIGHT_START_SECONDS", "soon"), ("RELIGHT_START_SECONDS", "0"),
+        ("RELIGHT_DIGESTS", "md5"), ("RELIGHT_DIGESTS", ""),
+    ],
+)  # fmt: skip
+def test_a_setting_that_is_none_is_refused_by_name(tmp_path: Path, name: str, value: str) -> None:
     given = {"RELIGHT_INSTANCE": "i", "RELIGHT_ENGINE_DIR": str(tmp_path), "RELIGHT_BIND_HOST": "::1", name: value}
     with pytest.raises(InvalidInput, match=name):
         read(given)

@@ -28,7 +28,7 @@ from relight.transfer.transports.memory import MemoryReader
 from relight.transfer.transports.nvlink import NvlinkListener, NvlinkReader, Pair
 from relight.transfer.transports.shm import ShmListener, ShmReader
 from relight.transfer.transports.tcp import TcpListener, TcpReader
-from relight.transfer.verify import blocks_of
+from relight.transfer.verify import Digest, blocks_of
 from tests.unit.transfer import fake_nixl
 from tests.unit.transfer.fake_cuda import FakeCuda, FakeMemory
 from tests.unit.transfer.fake_verbs import FakeDevice
@@ -42,12 +42,12 @@ def make_manifest(segment: Segment, sizes: tuple[int, ...] = SIZES, revision: st
     entries, offset = [], 0
     for n, size in enumerate(sizes):
         segment.view[offset : offset + size] = random.Random(n).randbytes(size)
-        blocks = blocks_of(segment.view[offset : offset + size])
+        blocks = blocks_of(segment.view[offset : offset + size], segment.digest)
         entries.append(TensorEntry(f"t{n}", "uint8", (size,), (1,), offset, size, (), blocks))
         offset += -(-size // 256) * 256
     prints = Fingerprint(LAYOUT, {"revision": revision}, {})
     canary = Canary((1, 2), (3, 4), (-0.1, -0.2))
-    return WeightManifest(prints, 0, segment.bytes, tuple(entries), {"layer.k_scale": 0.5}, canary)
+    return WeightManifest(prints, 0, segment.bytes, tuple(entries), {"layer.k_scale": 0.5}, canary, segment.digest)
 
 
 @dataclass
@@ -72,12 +72,18 @@ class Rig:
 
 
 @pytest.fixture
-def rig() -> Iterator[Rig]:
-    segment = Segment("test-source", sum(SIZES) + 256 * len(SIZES))
+def digest() -> Digest:
+    """What proves blocks on both sides; tests that are held to both name it among their parameters."""
+    return Digest.XXH3
+
+
+@pytest.fixture
+def rig(digest: Digest) -> Iterator[Rig]:
+    segment = Segment("test-source", sum(SIZES) + 256 * len(SIZES), digest=digest)
     segment.populate(0, segment.bytes)
     source = Source("i-source", segment, make_manifest(segment), clock := VirtualClock())
     source.open(1, key := grants.new_key())
-    target = Segment("test-target", segment.bytes)
+    target = Segment("test-target", segment.bytes, digest=digest)
     yield Rig(clock, source, key, target)
     target.close()
     segment.close()
@@ -103,7 +109,7 @@ class FakeDeviceSegment(DeviceSegment):
 
     def __init__(self, number: int, host: Segment) -> None:
         sizes = allocations(host)
-        super().__init__(FakeCuda(number, FakeMemory(host, sizes)), host.address, sizes)
+        super().__init__(FakeCuda(number, FakeMemory(host, sizes)), host.address, sizes, host.digest)
         self.populate, self.drop, self.resident_bytes = host.populate, host.drop, host.resident_bytes
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relight.transfer.onepass import SHORT, WIDTH, copied
-from relight.transfer.verify import BLOCK_BYTES, blocks_of
+from relight.transfer.verify import BLOCK_BYTES, Digest, blocks_of
 
 SOURCE = bytearray(random.Random(1).randbytes(3 * BLOCK_BYTES + 4096))
 WIDTHS = [width for width in (0, 256, 512) if width <= WIDTH]
@@ -23,9 +23,12 @@ def lengths() -> st.SearchStrategy[int]:
     return st.sampled_from(edges).flatmap(lambda edge: st.integers(max(edge - 2, 1), edge + 66))
 
 
-@given(st.lists(st.tuples(st.integers(0, 70), lengths()), max_size=6), st.integers(0, 65), st.sampled_from(WIDTHS))
+@given(
+    st.lists(st.tuples(st.integers(0, 70), lengths()), max_size=6), st.integers(0, 65), st.sampled_from(WIDTHS),
+    st.sampled_from(Digest),
+)  # fmt: skip
 def test_what_is_copied_and_its_digests_are_those_of_the_source(
-    drawn: list[tuple[int, int]], shift: int, width: int
+    drawn: list[tuple[int, int]], shift: int, width: int, digest: Digest
 ) -> None:
     parts, at = [], 0
     for gap, length in drawn:
@@ -35,7 +38,8 @@ def test_what_is_copied_and_its_digests_are_those_of_the_source(
     source = memoryview(SOURCE)[shift:]
     before = bytes(random.Random(2).randbytes(len(source)))
     into = bytearray(before)
-    assert copied(memoryview(into), source, parts, width) == b"".join(blocks_of(source[a:b]) for a, b in parts)
+    found = copied(memoryview(into), source, parts, width, digest)
+    assert found == b"".join(blocks_of(source[a:b], digest) for a, b in parts)
     outside = 0
     for start, stop in [*parts, (len(source), len(source))]:
         assert into[outside:start] == before[outside:start]

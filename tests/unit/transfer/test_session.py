@@ -16,6 +16,7 @@ from relight.transfer.request import Cancel, Kept, Progress
 from relight.transfer.segment import Segment
 from relight.transfer.source import Source
 from relight.transfer.transports.memory import MemoryReader
+from relight.transfer.verify import Digest
 from tests.unit.transfer.conftest import LAYOUT, Connector, Rig, bring
 
 
@@ -23,6 +24,7 @@ def _untouched(rig: Rig) -> bool:
     return rig.target.resident_bytes() == 0
 
 
+@pytest.mark.parametrize("digest", Digest)
 @pytest.mark.parametrize("streams", [1, 2, 5])
 def test_a_refill_brings_exactly_the_sources_bytes(rig: Rig, connector: Connector, streams: int) -> None:
     got = bring(rig, connector(rig, rig.grant()), streams=streams)
@@ -63,6 +65,7 @@ def test_progress_is_told_up_to_the_last_byte(rig: Rig, connector: Connector) ->
     assert seen[-1].bytes_per_second > 0
 
 
+@pytest.mark.parametrize("digest", Digest)
 def test_altered_bytes_are_refused_naming_the_tensor(
     rig: Rig, connector: Connector, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ from tests.unit.transfer.conftest import Rig
 
 
 @pytest.mark.parametrize(
-    "hello", [b"", b"{}", b"[]", b"\xff\xfe", b'{"version": 1, "grant": "x"}', b'{"version": 2, "grant": 5}']
+    "hello", [b"", b"{}", b"[]", b"\xff\xfe", b'{"version": 1, "grant": "x"}', b'{"version": 3, "grant": 5}']
 )
 def test_a_hello_that_is_none_is_refused_and_the_source_goes_on(rig: Rig, hello: bytes) -> None:
     listener = tcp.TcpListener("127.0.0.1")
