@@ -1,10 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Copies blocks and digests them in the same pass: each byte is loaded once, its register is both hashed and stored.
+ * Copies blocks and digests them in the same pass: each byte is loaded once, its register is both hashed and stored. And
+ * receives blocks from a socket and digests what has come, without the interpreter.
  *
- * Why: a copy past the caches (non-temporal stores, as the C library does it for large ones) leaves nothing in them to
+ * Why one pass: a copy past the caches (non-temporal stores, as the C library does it for large ones) leaves nothing in them to
  * hash; a copy through them reads the target's lines only to overwrite them, and takes half as long again. Here the
  * load from memory is the limit, and the digest and the stores are done while it waits.
+ *
+ * Why without the interpreter: a block takes a tenth of a millisecond, and a thread that gives the interpreter up twice
+ * for each waits for the others as long again.
  *
  * The digest is XXH3-128 with the default secret and seed 0, for inputs above 240 bytes (the algorithm's specification:
  * github.com/Cyan4973/xxHash, doc/xxhash_spec.md). Shorter blocks are left to the caller.
@@ -12,8 +16,11 @@
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
+#include <errno.h>
+#include <poll.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/socket.h>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -26,6 +33,8 @@ enum {
     LAST = SECRET - LINE,    /* where the secret's last stripe begins */
     AHEAD = 8192,            /* bytes fetched into the second-level cache before their turn: the processor's own
                                 prefetching stops at each page, and the first level has too few lines to wait in */
+    PIECE = 4 << 20,         /* bytes asked for at once, of which as many come as are there. Each call sends word to the
+                                source, which costs more than what later calls would find in a nearer cache */
     SHORT = 240,
     DIGEST = 16,
 };
@@ -78,10 +87,16 @@ static void put(unsigned char *at, uint64_t value)
         at[i] = (unsigned char)(value >> (56 - 8 * i));
 }
 
-static void begin(uint64_t sums[8])
+/* A block on its way: its sums, and how far it was hashed. */
+typedef struct {
+    uint64_t sums[8];
+    size_t at;
+} State;
+
+static State begun(void)
 {
-    const uint64_t first[8] = {P32_3, P64_1, P64_2, P64_3, P64_4, P32_2, P64_5, P32_1};
-    memcpy(sums, first, sizeof first);
+    const State first = {{P32_3, P64_1, P64_2, P64_3, P64_4, P32_2, P64_5, P32_1}, 0};
+    return first;
 }
 
 static void end(const uint64_t sums[8], uint64_t length, unsigned char *digest)
@@ -96,60 +111,67 @@ static void fetch(const unsigned char *at)
         _mm_prefetch((const char *)at + LINE * i, _MM_HINT_T1);
 }
 
-/* The same two functions for registers of 64 and of 32 bytes. `aligned`: whether `to` may be stored to past the caches. */
+/* How what is hashed is stored: not at all, through the caches, or past them, which needs `to` on the edge of a line. */
+enum Stores { NOWHERE, THROUGH, PAST };
 
-__attribute__((target("avx512f"))) static inline __m512i stripe_512(
-    __m512i sums, const unsigned char *from, unsigned char *to, int aligned, const unsigned char *key)
+/* The same two functions for registers of 64 and of 32 bytes, made once for each way to store. */
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE __attribute__((target("avx512f"))) __m512i stripe_512(
+    __m512i sums, const unsigned char *from, unsigned char *to, enum Stores stores, const unsigned char *key)
 {
     __m512i bytes = _mm512_loadu_si512(from);
-    if (aligned)
+    if (stores == PAST)
         _mm512_stream_si512((void *)to, bytes);
-    else
+    else if (stores == THROUGH)
         _mm512_storeu_si512(to, bytes);
     __m512i mixed = _mm512_xor_si512(bytes, _mm512_loadu_si512(key));
     __m512i product = _mm512_mul_epu32(mixed, _mm512_srli_epi64(mixed, 32));
     return _mm512_add_epi64(product, _mm512_add_epi64(sums, _mm512_shuffle_epi32(bytes, _MM_PERM_BADC)));
 }
 
-__attribute__((target("avx512f"))) static void block_512(
-    unsigned char *to, const unsigned char *from, size_t length, unsigned char *digest)
+INLINE __attribute__((target("avx512f"))) void run_512(
+    State *state, unsigned char *to, const unsigned char *from, size_t limit, size_t length, unsigned char *digest,
+    enum Stores stores)
 {
-    uint64_t held[8];
-    begin(held);
-    __m512i sums = _mm512_loadu_si512(held), prime = _mm512_set1_epi32((int)P32_1);
-    int aligned = (uintptr_t)to % LINE == 0;
-    size_t at = 0, last = length - LINE;
-    for (; at + PART < length; at += PART) {
-        fetch(from + at + AHEAD);
+    __m512i sums = _mm512_loadu_si512(state->sums), prime = _mm512_set1_epi32((int)P32_1);
+    size_t at = state->at, last = length - LINE;
+    for (; at + PART < length && at + PART <= limit; at += PART) {
+        if (stores != NOWHERE)
+            fetch(from + at + AHEAD);
         for (int i = 0; i < LINES; i++)
-            sums = stripe_512(sums, from + at + LINE * i, to + at + LINE * i, aligned, secret + 8 * i);
+            sums = stripe_512(sums, from + at + LINE * i, to + at + LINE * i, stores, secret + 8 * i);
         sums = _mm512_xor_si512(sums, _mm512_srli_epi64(sums, 47));
         sums = _mm512_xor_si512(sums, _mm512_loadu_si512(secret + LAST));
         sums = _mm512_add_epi64(
             _mm512_mul_epu32(sums, prime),
             _mm512_slli_epi64(_mm512_mul_epu32(_mm512_srli_epi64(sums, 32), prime), 32));
     }
-    for (const unsigned char *key = secret; at + LINE < length; at += LINE, key += 8)
-        sums = stripe_512(sums, from + at, to + at, aligned, key);
-    sums = stripe_512(sums, from + last, to + last, 0, secret + LAST - 7);
-    _mm512_storeu_si512(held, sums);
-    end(held, length, digest);
+    if (limit == length) {
+        for (const unsigned char *key = secret; at + LINE < length; at += LINE, key += 8)
+            sums = stripe_512(sums, from + at, to + at, stores, key);
+        sums = stripe_512(sums, from + last, to + last, stores == NOWHERE ? NOWHERE : THROUGH, secret + LAST - 7);
+    }
+    _mm512_storeu_si512(state->sums, sums);
+    state->at = at;
+    if (limit == length)
+        end(state->sums, length, digest);
 }
 
-__attribute__((target("avx2"))) static inline __m256i half_256(
-    __m256i sums, const unsigned char *from, unsigned char *to, int aligned, const unsigned char *key)
+INLINE __attribute__((target("avx2"))) __m256i half_256(
+    __m256i sums, const unsigned char *from, unsigned char *to, enum Stores stores, const unsigned char *key)
 {
     __m256i bytes = _mm256_loadu_si256((const void *)from);
-    if (aligned)
+    if (stores == PAST)
         _mm256_stream_si256((void *)to, bytes);
-    else
+    else if (stores == THROUGH)
         _mm256_storeu_si256((void *)to, bytes);
     __m256i mixed = _mm256_xor_si256(bytes, _mm256_loadu_si256((const void *)key));
     __m256i product = _mm256_mul_epu32(mixed, _mm256_srli_epi64(mixed, 32));
     return _mm256_add_epi64(product, _mm256_add_epi64(sums, _mm256_shuffle_epi32(bytes, _MM_SHUFFLE(1, 0, 3, 2))));
 }
 
-__attribute__((target("avx2"))) static inline __m256i scrambled_256(__m256i sums, const unsigned char *key)
+INLINE __attribute__((target("avx2"))) __m256i scrambled_256(__m256i sums, const unsigned char *key)
 {
     __m256i prime = _mm256_set1_epi32((int)P32_1);
     sums = _mm256_xor_si256(sums, _mm256_srli_epi64(sums, 47));
@@ -159,35 +181,57 @@ __attribute__((target("avx2"))) static inline __m256i scrambled_256(__m256i sums
         _mm256_slli_epi64(_mm256_mul_epu32(_mm256_srli_epi64(sums, 32), prime), 32));
 }
 
-__attribute__((target("avx2"))) static void block_256(
-    unsigned char *to, const unsigned char *from, size_t length, unsigned char *digest)
+INLINE __attribute__((target("avx2"))) void run_256(
+    State *state, unsigned char *to, const unsigned char *from, size_t limit, size_t length, unsigned char *digest,
+    enum Stores stores)
 {
-    uint64_t held[8];
-    begin(held);
+    uint64_t *held = state->sums;
     __m256i low = _mm256_loadu_si256((const void *)held), high = _mm256_loadu_si256((const void *)(held + 4));
-    int aligned = (uintptr_t)to % LINE == 0;
-    size_t at = 0, last = length - LINE;
-    for (; at + PART < length; at += PART) {
-        fetch(from + at + AHEAD);
+    size_t at = state->at, last = length - LINE;
+    for (; at + PART < length && at + PART <= limit; at += PART) {
+        if (stores != NOWHERE)
+            fetch(from + at + AHEAD);
         for (size_t line = at, i = 0; i < LINES; i++, line += LINE) {
-            low = half_256(low, from + line, to + line, aligned, secret + 8 * i);
-            high = half_256(high, from + line + 32, to + line + 32, aligned, secret + 8 * i + 32);
+            low = half_256(low, from + line, to + line, stores, secret + 8 * i);
+            high = half_256(high, from + line + 32, to + line + 32, stores, secret + 8 * i + 32);
         }
         low = scrambled_256(low, secret + LAST);
         high = scrambled_256(high, secret + LAST + 32);
     }
-    for (const unsigned char *key = secret; at + LINE < length; at += LINE, key += 8) {
-        low = half_256(low, from + at, to + at, aligned, key);
-        high = half_256(high, from + at + 32, to + at + 32, aligned, key + 32);
+    if (limit == length) {
+        for (const unsigned char *key = secret; at + LINE < length; at += LINE, key += 8) {
+            low = half_256(low, from + at, to + at, stores, key);
+            high = half_256(high, from + at + 32, to + at + 32, stores, key + 32);
+        }
+        enum Stores ends = stores == NOWHERE ? NOWHERE : THROUGH;
+        low = half_256(low, from + last, to + last, ends, secret + LAST - 7);
+        high = half_256(high, from + last + 32, to + last + 32, ends, secret + LAST - 7 + 32);
     }
-    low = half_256(low, from + last, to + last, 0, secret + LAST - 7);
-    high = half_256(high, from + last + 32, to + last + 32, 0, secret + LAST - 7 + 32);
     _mm256_storeu_si256((void *)held, low);
     _mm256_storeu_si256((void *)(held + 4), high);
-    end(held, length, digest);
+    state->at = at;
+    if (limit == length)
+        end(held, length, digest);
 }
 
-typedef void (*Block)(unsigned char *, const unsigned char *, size_t, unsigned char *);
+/* Hashes a block of `length` bytes, of which `limit` are there, from where `state` stands on, and copies it to `to` unless
+ * that is NULL. The digest is written when all are there. */
+typedef void (*Block)(State *, unsigned char *to, const unsigned char *from, size_t limit, size_t length, unsigned char *);
+
+#define BLOCK(bits, feature)                                                                                            \
+    __attribute__((target(feature))) static void block_##bits(                                                         \
+        State *state, unsigned char *to, const unsigned char *from, size_t limit, size_t length, unsigned char *digest)  \
+    {                                                                                                                   \
+        if (to == NULL)                                                                                                 \
+            run_##bits(state, (unsigned char *)from, from, limit, length, digest, NOWHERE);                             \
+        else if ((uintptr_t)to % LINE == 0)                                                                             \
+            run_##bits(state, to, from, limit, length, digest, PAST);                                                   \
+        else                                                                                                            \
+            run_##bits(state, to, from, limit, length, digest, THROUGH);                                                \
+    }
+
+BLOCK(512, "avx512f")
+BLOCK(256, "avx2")
 
 static Block block_for(int bits)
 {
@@ -196,6 +240,100 @@ static Block block_for(int bits)
     if (bits == 256 && __builtin_cpu_supports("avx2"))
         return block_256;
     return NULL;
+}
+
+/* The blocks of `count` parts within `length` bytes; -1 where a part is none, and, unless `receiving`, for a block that is
+ * too short to be hashed here. What is received has to ascend. */
+static Py_ssize_t blocks_within(const uint64_t *edges, Py_ssize_t count, uint64_t size, uint64_t length, int receiving)
+{
+    Py_ssize_t blocks = 0;
+    uint64_t before = 0;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        uint64_t start = edges[2 * i], stop = edges[2 * i + 1];
+        if (start >= stop || stop > length || (receiving && start < before))
+            return -1;
+        if (!receiving && (stop - start) % size != 0 && (stop - start) % size <= SHORT)
+            return -1;
+        before = stop;
+        blocks += (Py_ssize_t)((stop - start + size - 1) / size);
+    }
+    return blocks;
+}
+
+/* Receives something, up to `to`; 0, or an errno, or -1 where the other end closed. `done` says how far it came. */
+static int received(int fd, unsigned char *into, uint64_t *done, uint64_t to, int wait_ms)
+{
+    for (;;) {
+        ssize_t got = recv(fd, into + *done, to - *done < PIECE ? to - *done : PIECE, 0);
+        if (got > 0) {
+            *done += (uint64_t)got;
+            return 0;
+        }
+        if (got == 0)
+            return -1;
+        if (errno == EINTR)
+            continue;
+        if (errno != EAGAIN && errno != EWOULDBLOCK)
+            return errno;
+        struct pollfd waits = {fd, POLLIN, 0};
+        int ready = poll(&waits, 1, wait_ms);
+        if (ready == 0)
+            return ETIMEDOUT;
+        if (ready < 0 && errno != EINTR)
+            return errno;
+    }
+}
+
+static PyObject *receive(PyObject *module, PyObject *arguments)
+{
+    Py_buffer into, parts;
+    unsigned long long size;
+    int fd, bits, wait_ms, failed = 0;
+    if (!PyArg_ParseTuple(arguments, "iw*y*Kii", &fd, &into, &parts, &size, &bits, &wait_ms))
+        return NULL;
+    PyObject *digests = NULL;
+    Block block = block_for(bits);
+    const uint64_t *edges = parts.buf;
+    Py_ssize_t count = parts.len / (Py_ssize_t)(2 * sizeof(uint64_t)), blocks = -1;
+    if (block && size > SHORT && parts.len % (Py_ssize_t)(2 * sizeof(uint64_t)) == 0)
+        blocks = blocks_within(edges, count, size, (uint64_t)into.len, 1);
+    if (blocks < 0)
+        PyErr_SetString(PyExc_ValueError, "expected parts within a buffer, one after the other, and a width that this "
+                                          "processor has");
+    else if ((digests = PyBytes_FromStringAndSize(NULL, blocks * DIGEST)) != NULL) {
+        unsigned char *digest = (unsigned char *)PyBytes_AsString(digests), *body = into.buf;
+        uint64_t done = 0;
+        memset(digest, 0, (size_t)blocks * DIGEST);
+        Py_BEGIN_ALLOW_THREADS
+        for (Py_ssize_t i = 0; i < count && !failed; i++)
+            for (uint64_t at = edges[2 * i], stop = edges[2 * i + 1]; at < stop && !failed; at += size, digest += DIGEST) {
+                uint64_t length = stop - at < size ? stop - at : size;
+                State state = begun();
+                for (uint64_t limit = 0; limit < length && !failed;) {
+                    if (done <= at + limit)
+                        failed = received(fd, body, &done, (uint64_t)into.len, wait_ms);
+                    limit = done < at + length ? (done > at ? done - at : 0) : length;
+                    if (!failed && length > SHORT)
+                        block(&state, NULL, body + at, limit, length, digest);
+                }
+            }
+        while (!failed && done < (uint64_t)into.len)
+            failed = received(fd, body, &done, (uint64_t)into.len, wait_ms);
+        Py_END_ALLOW_THREADS
+        if (failed) {
+            Py_DECREF(digests);
+            digests = NULL;
+            if (failed < 0)
+                PyErr_SetString(PyExc_EOFError, "the other end closed the connection");
+            else {
+                errno = failed;
+                PyErr_SetFromErrno(PyExc_OSError);
+            }
+        }
+    }
+    PyBuffer_Release(&into);
+    PyBuffer_Release(&parts);
+    return digests;
 }
 
 static PyObject *copy(PyObject *module, PyObject *arguments)
@@ -207,24 +345,22 @@ static PyObject *copy(PyObject *module, PyObject *arguments)
         return NULL;
     PyObject *digests = NULL;
     Block block = block_for(bits);
-    Py_ssize_t count = parts.len / (Py_ssize_t)(2 * sizeof(uint64_t)), blocks = 0;
+    Py_ssize_t count = parts.len / (Py_ssize_t)(2 * sizeof(uint64_t)), blocks = -1;
     const uint64_t *edges = parts.buf;
-    int sound = block && size > SHORT && to.len == from.len && parts.len % (Py_ssize_t)(2 * sizeof(uint64_t)) == 0;
-    for (Py_ssize_t i = 0; sound && i < count; i++) {
-        uint64_t start = edges[2 * i], stop = edges[2 * i + 1];
-        sound = start < stop && stop <= (uint64_t)to.len && ((stop - start) % size == 0 || (stop - start) % size > SHORT);
-        blocks += (Py_ssize_t)((stop - start + size - 1) / size);
-    }
-    if (!sound)
+    if (block && size > SHORT && to.len == from.len && parts.len % (Py_ssize_t)(2 * sizeof(uint64_t)) == 0)
+        blocks = blocks_within(edges, count, size, (uint64_t)to.len, 0);
+    if (blocks < 0)
         PyErr_SetString(PyExc_ValueError, "expected two buffers of one length, parts within them that make blocks above "
                                           "240 bytes, and a width that this processor has");
     else if ((digests = PyBytes_FromStringAndSize(NULL, blocks * DIGEST)) != NULL) {
         unsigned char *digest = (unsigned char *)PyBytes_AsString(digests);
         Py_BEGIN_ALLOW_THREADS
         for (Py_ssize_t i = 0; i < count; i++)
-            for (uint64_t at = edges[2 * i], stop = edges[2 * i + 1]; at < stop; at += size, digest += DIGEST)
-                block((unsigned char *)to.buf + at, (const unsigned char *)from.buf + at,
-                      stop - at < size ? stop - at : size, digest);
+            for (uint64_t at = edges[2 * i], stop = edges[2 * i + 1]; at < stop; at += size, digest += DIGEST) {
+                uint64_t length = stop - at < size ? stop - at : size;
+                State state = begun();
+                block(&state, (unsigned char *)to.buf + at, (const unsigned char *)from.buf + at, length, length, digest);
+            }
         /* Stores past the caches are in no order: what follows has to find them all. */
         _mm_sfence();
         Py_END_ALLOW_THREADS
@@ -248,6 +384,11 @@ static PyObject *copy(PyObject *module, PyObject *arguments)
     return NULL;
 }
 
+static PyObject *receive(PyObject *module, PyObject *arguments)
+{
+    return copy(module, arguments);
+}
+
 static int widest(void)
 {
     return 0;
@@ -261,6 +402,10 @@ static PyMethodDef methods[] = {
      "Copies from[start:stop] to to[start:stop] for each pair (start, stop) of unsigned 64-bit numbers in parts, in\n"
      "blocks of size bytes, and returns the XXH3-128 of each block, made with registers of so many bits. Raises\n"
      "ValueError, and has copied nothing then."},
+    {"receive", receive, METH_VARARGS,
+     "receive(fd, into, parts, size, bits, wait_ms) -> 16 bytes for each block, zeros for those of at most 240 bytes.\n\n"
+     "Fills into from a socket, and hashes the blocks of each pair (start, stop) in parts, which ascend. Raises ValueError,\n"
+     "and has received nothing then; OSError, TimeoutError when nothing came for wait_ms (below 0: for ever), and EOFError."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -264,7 +264,7 @@ def parse(data: bytes) -> WeightManifest:
         raise _wrong(("fingerprint",), "layout, content, runtime", prints)
     if raw["block_bytes"] != BLOCK_BYTES:
         raise _wrong(("block_bytes",), str(BLOCK_BYTES), raw["block_bytes"])
-    if raw["digests"] not in set(Digest):
+    if raw["digests"] not in list(Digest):
         raise _wrong(("digests",), " or ".join(Digest), raw["digests"])
     segment = _natural(raw["segment_bytes"], ("segment_bytes",))
     scalars = raw["scalars"]

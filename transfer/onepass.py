@@ -1,19 +1,21 @@
-"""Copying what this process can reach, and digesting it in the same pass over memory (`_onepass.c`).
+"""Copying what this process can reach, or receiving it from a socket, and digesting it on the way (`_onepass.c`).
 
-Where the processor or the build has no such pass it is done in two: copied, then hashed while it is in the cache.
+Where the processor or the build has no such pass a copy is done in two: copied, then hashed while it is in the cache.
 """
 
 from __future__ import annotations
 
+import socket
 from array import array
 from collections.abc import Sequence
 
 from relight.transfer.segment import copy, spans
-from relight.transfer.verify import BLOCK_BYTES, Digest
+from relight.transfer.verify import BLOCK_BYTES, DIGEST_BYTES, Digest
 
 try:
     from relight.transfer._onepass import WIDEST
     from relight.transfer._onepass import copy as copy_and_digest
+    from relight.transfer._onepass import receive as receive_and_digest
 except ImportError:  # built without a compiler
     WIDEST = 0
 
@@ -55,3 +57,32 @@ def _copied(into: memoryview, source: memoryview, digest: Digest, width: int) ->
 def _passed(into: memoryview, source: memoryview, parts: Sequence[tuple[int, int]], width: int) -> bytes:
     edges = array("Q", [edge for part in parts for edge in part])
     return copy_and_digest(into, source, edges, BLOCK_BYTES, width)
+
+
+def received(
+    sock: socket.socket, into: memoryview, parts: Sequence[tuple[int, int]], width: int = WIDTH
+) -> bytes:  # fmt: skip
+    """Fills `into` from a plain socket; returns the XXH3 of the blocks of `parts`, which ascend, as `blocks_of` does.
+
+    The interpreter is given up once, and each wait is bounded by the socket's timeout. Raises ValueError for a part
+    outside `into` or a `width` that the processor lacks, and has received nothing then; OSError, of which a
+    TimeoutError when nothing came; EOFError when the other end closed.
+    """
+    if not all(0 <= start < stop <= len(into) for start, stop in parts):
+        raise ValueError("expected parts within the buffer")
+    patience = sock.gettimeout()
+    edges = array("Q", [edge for part in parts for edge in part])
+    wait_ms = -1 if patience is None else int(patience * 1000)
+    found = receive_and_digest(sock.fileno(), into, edges, BLOCK_BYTES, width, wait_ms)
+    return _with_shorts(into, parts, found)
+
+
+def _with_shorts(into: memoryview, parts: Sequence[tuple[int, int]], found: bytes) -> bytes:
+    if not any(0 < (stop - start) % BLOCK_BYTES <= SHORT for start, stop in parts):
+        return found
+    whole, at = bytearray(found), 0
+    for start, stop in parts:
+        at += -(-(stop - start) // BLOCK_BYTES) * DIGEST_BYTES
+        if 0 < (rest := (stop - start) % BLOCK_BYTES) <= SHORT:
+            whole[at - DIGEST_BYTES : at] = Digest.XXH3.of(into[stop - rest : stop])
+    return bytes(whole)

@@ -306,6 +306,10 @@ class Refill:
         if seconds > 0:
             self._rates[holder] = count / seconds
 
+    def rate(self, holder: str) -> float:
+        """Bytes per second of the last turn of one connection to `holder`; 0 before."""
+        return self._rates.get(holder, 0.0)
+
     def watch(self) -> None:
         """Cuts the streams whose chunks others would have brought long ago."""
         now = self.clock.monotonic()

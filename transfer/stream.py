@@ -1,7 +1,8 @@
 """One connection of a refill: it asks a holder ahead, brings what the board gives it, and proves each block.
 
-What this process can reach at the holder's is copied and hashed in one pass over memory (transfer/onepass.py). Else a
-step of at most a block is filled, then hashed at once, while it is in the processor's cache.
+What this process can reach at the holder's is copied and hashed in one pass over memory, what comes over a plain socket
+is hashed on the way (transfer/onepass.py). Else a step of at most a block is filled, then hashed at once, while it is
+in the processor's cache.
 """
 
 from __future__ import annotations
@@ -21,14 +22,17 @@ from relight.transfer.onepass import copied
 from relight.transfer.request import Holder
 from relight.transfer.source import RELAY_SECONDS
 from relight.transfer.transports.base import READ_BYTES, Missing, Question, Reader
+from relight.transfer.verify import Digest
 
 if TYPE_CHECKING:
     from relight.transfer.session import Agreed, Refill
 
 ASKED_AHEAD = 2
 """Reads asked for before their turn, so that the source never waits for the next question."""
-LENT_LEAST, LENT_MOST = 8 << 20, 2 * READ_BYTES
-"""What is lent costs little to ask for, and each turn costs the interpreter: from a millisecond's copying on."""
+LENT_MOST = 2 * READ_BYTES
+"""What is lent costs the source nothing to be asked for, and each turn costs the interpreter."""
+TURN_SECONDS = 2e-3
+"""How long a turn takes at least, by what the last ones took: each costs both ends about a tenth of it."""
 SLACK = 8.0
 """A holder may take so many times as long for a chunk as the fastest one would, before another is asked for it."""
 LEAST_PATIENCE = 0.5
@@ -122,10 +126,11 @@ class Stream:
         known = Bitmap(len(agreed.chunks)) if self.holder.partial else None
         heard = self.refill.clock.monotonic()
         # What is lent is there as soon as it is permitted: nothing is gained by asking for more before.
-        ahead, least, most = (1, LENT_LEAST, LENT_MOST) if reader.lends else (ASKED_AHEAD, 0, READ_BYTES)
+        ahead, most = (1, LENT_MOST) if reader.lends else (ASKED_AHEAD, READ_BYTES)
         while not self.refill.gone(self.holder):
             while len(self._asked) < ahead:
                 patience = 0.0 if self._asked else WATCH_SECONDS
+                least = int(TURN_SECONDS * self.refill.rate(self.holder.name))
                 numbers = agreed.board.take(self.holder.name, most, known, least_bytes=least, wait_seconds=patience)
                 if not numbers:
                     break
@@ -177,21 +182,24 @@ class Stream:
     def _bring_run(self, reader: Reader, run: Run) -> bool:
         """False when the refill failed meanwhile."""
         refill, segment, monotonic = self.refill, self.refill.segment, self.refill.clock.monotonic
+        proven = reader.proven if segment.digest is Digest.XXH3 else None
         pulled = verified = 0.0
         begun = monotonic()
         try:
-            for step in (run.whole,) if reader.lends else run.steps():
+            for step in (run.whole,) if reader.lends or proven else run.steps():
                 if refill.failure is not None:
                     return False
                 found = b""
-                if (lent := reader.fill(step.stop - step.start)) is not None:
+                if proven is not None:
+                    found = proven(step.stop - step.start, step.parts)
+                elif (lent := reader.fill(step.stop - step.start)) is not None:
                     found = copied(
                         on_host(segment).view[step.start : step.stop], lent, step.parts, digest=segment.digest
                     )
                 altered = hit("transfer.receive", segment.view[step.start : step.stop])
                 arrived = monotonic()
                 pulled += arrived - begun
-                if lent is None or altered:
+                if altered or not found:
                     found = b"".join([segment.digests(piece.start, piece.stop) for piece in step.pieces])
                 if found != step.digests:
                     self._differs(step, found)

@@ -9,6 +9,7 @@ fails in the same ways.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from relight.transfer.board import Bitmap
@@ -47,6 +48,12 @@ class Listener(Protocol):
         ...
 
 
+class Proven(Protocol):
+    """As `Reader.fill`; returns the XXH3 of each block of `parts`, whose edges ascend and count from what is filled."""
+
+    def __call__(self, count: int, parts: Sequence[tuple[int, int]]) -> bytes: ...
+
+
 class Reader(Protocol):
     """The receiver's end: one connection, used by one thread."""
 
@@ -54,6 +61,8 @@ class Reader(Protocol):
     """Who is read, for reasons and logs."""
     lends: bool
     """Whether `fill` hands over the source's own bytes, which this process can reach, instead of bringing them."""
+    proven: Proven | None
+    """In place of `fill`, where this connection and processor can: what arrives is hashed on the way."""
 
     def describe(self) -> WeightManifest:
         """The source's manifest, parsed and bounded. A source that receives itself has none before it knows what it

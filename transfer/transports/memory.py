@@ -16,6 +16,7 @@ class MemoryReader:
     """Reads a Source of the same process."""
 
     lends = True
+    proven = None
 
     def __init__(self, source: Source, grant: str) -> None:
         """Raises RemoteFault when the source does not admit the bearer of `grant`."""

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from relight.core.errors import LocalFault, RemoteFault
 from relight.core.tls import TlsFiles
 from relight.transfer.device_segment import on_host
+from relight.transfer.onepass import WIDTH, received
 from relight.transfer.source import Source
 from relight.transfer.transports import secured, wire
+
+T = TypeVar("T")
 
 
 def _send(sock: socket.socket, source: Source, offset: int, length: int) -> None:
@@ -30,8 +34,9 @@ def _send(sock: socket.socket, source: Source, offset: int, length: int) -> None
             start += sent
 
 
-def _send_secured(sock: socket.socket, source: Source, offset: int, length: int) -> None:
-    """Sends through TLS, which has to touch every byte anyway."""
+def _send_copied(sock: socket.socket, source: Source, offset: int, length: int) -> None:
+    """Sends a copy: through TLS, which has to touch every byte anyway, and to a reader on this host. Of pages that are
+    lent both processors would keep count, one by one, which takes twice the time of a copy."""
     segment = on_host(source.segment)
     for start, stop in _paced(source, offset, length):
         sock.sendall(segment.view[start:stop])
@@ -67,7 +72,8 @@ class TcpListener:
             return secured.accepted(sock, context) if context else sock
 
         def handle(sock: socket.socket) -> None:
-            wire.serve(sock, source, wire.welcome_plain, _send_secured if context else _send)
+            copied = context is not None or sock.getpeername()[0] == sock.getsockname()[0]
+            wire.serve(sock, source, wire.welcome_plain, _send_copied if copied else _send)
 
         self._acceptor = wire.Acceptor(listener, handle, "relight-tcp-source", prepare)
         return f"{'tls' if context else 'tcp'}:{self._host}:{port}"
@@ -102,6 +108,8 @@ class TcpReader(wire.SocketReader):
         if tls is not None:
             sock = _secured(sock, tls, source)
         super().__init__(sock, source)
+        if tls is None and WIDTH:
+            self.proven = self._proven
         try:
             self.hello(grant)
         except RemoteFault:
@@ -109,9 +117,16 @@ class TcpReader(wire.SocketReader):
             raise
 
     def take(self, offset: int, into: memoryview) -> None:
+        self._brought(offset, lambda: wire.receive_into(self.sock, into))
+
+    def _proven(self, count: int, parts: Sequence[tuple[int, int]]) -> bytes:
+        offset, into = self.next(count)
+        return self._brought(offset, lambda: received(self.sock, into, parts))
+
+    def _brought(self, offset: int, bring: Callable[[], T]) -> T:
         try:
-            wire.receive_into(self.sock, into)
+            return bring()
         except TimeoutError as error:
             raise RemoteFault(f"{self.source}: stalled for {self.sock.gettimeout()} s at offset {offset}") from error
-        except (OSError, wire.Closed) as error:
+        except (OSError, EOFError, wire.Closed) as error:
             raise RemoteFault(f"{self.source}: connection lost at offset {offset} ({error or 'closed'})") from error

@@ -29,7 +29,7 @@ from relight.core.errors import InvalidInput, LocalFault, RelightError, RemoteFa
 from relight.transfer.board import Bitmap
 from relight.transfer.manifest import WeightManifest, parse
 from relight.transfer.source import NotYet, Pin, Source
-from relight.transfer.transports.base import Missing, Question
+from relight.transfer.transports.base import Missing, Proven, Question
 
 VERSION = 3
 MAX_FRAME = 256 << 20
@@ -233,6 +233,7 @@ class ControlReader:
     """The receiver's half of the protocol over a connected socket; subclasses bring the bytes."""
 
     lends = False
+    proven: Proven | None = None
 
     def __init__(self, sock: socket.socket, source: str) -> None:
         """`sock` is connected; its timeout bounds every single wait."""
@@ -323,14 +324,19 @@ class SocketReader(ControlReader, ABC):
         self._asked.append((question.offset, into))
 
     def fill(self, count: int) -> memoryview | None:
+        at, into = self.next(count)
+        return self.take(at, into)
+
+    def next(self, count: int) -> tuple[int, memoryview]:
+        """Where the next `count` permitted bytes lie, and where they belong. Raises Missing or RemoteFault."""
         if not self._into:
             at, into = self._asked.popleft()
             self.status("refused a read")
             self._at, self._into = at, into
-        lent = self.take(self._at, self._into[:count])
+        at, into = self._at, self._into[:count]
         self._at += count
         self._into = self._into[count:]
-        return lent
+        return at, into
 
     @abstractmethod
     def take(self, offset: int, into: memoryview) -> memoryview | None:

@@ -135,13 +135,13 @@ def test_a_cancelled_refill_does_not_wait_out_a_source_that_is_silent(
 
     def connect() -> Reader:
         reader = holder.connect()
-        fill = reader.fill
+        following = reader.next
 
-        def watched(count: int) -> None:
+        def watched(count: int) -> tuple[int, memoryview]:
             waits.set()
-            fill(count)
+            return following(count)
 
-        reader.fill = watched
+        reader.next = watched
         return reader
 
     def receive() -> None:
