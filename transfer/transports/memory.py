@@ -9,14 +9,14 @@ from relight.transfer.board import Bitmap
 from relight.transfer.device_segment import on_host
 from relight.transfer.manifest import WeightManifest, parse
 from relight.transfer.source import NotYet, Pin, Source
-from relight.transfer.transports.base import Missing, Question
+from relight.transfer.transports.base import Missing, Proven, Question
 
 
 class MemoryReader:
     """Reads a Source of the same process."""
 
     lends = True
-    proven = None
+    proven: Proven | None = None
 
     def __init__(self, source: Source, grant: str) -> None:
         """Raises RemoteFault when the source does not admit the bearer of `grant`."""

@@ -55,7 +55,8 @@ def test_no_descriptor_is_left_behind(rig: Rig, served: Callable[[Pair], NvlinkR
     for _ in range(3):
         served(Pair(rig.target.cuda)).close()
     assert rig.source.close(5.0) == 0
-    assert open_descriptors() == before
+    # The first refill's connection may still have been closing when it was counted.
+    assert open_descriptors() <= before
 
 
 def test_more_allocations_than_one_message_carries_are_all_passed(rig: Rig, tmp_path: Path) -> None:
