@@ -14,6 +14,9 @@ from relight.core.records.assigned import (
     CacheRing as CacheRing,
 )
 from relight.core.records.assigned import (
+    Deal as Deal,
+)
+from relight.core.records.assigned import (
     HostTier as HostTier,
 )
 from relight.core.records.assigned import (

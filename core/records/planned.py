@@ -99,6 +99,8 @@ class InstanceView:
     """When the drain time passes; None while it is not draining."""
     in_flight: int = 0
     """Requests of it that gateways have open."""
+    reads: str = ""
+    """Whom it reads its weights from while it comes up; empty while it reads no other."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,9 +138,17 @@ _TRANSFER = Row(
         ),
         Panel(
             "Bytes by path",
-            "Weights that good rungs brought.",
+            "Weights that good rungs brought; dashed, those of them that came from instances which were being filled"
+            " themselves.",
             Unit.BYTES_PER_SECOND,
-            (Query(f"sum by (rung) (rate(relight_transfer_bytes_total{{{M}}}{R}))", "{{rung}}"),),
+            (
+                Query(f"sum by (rung) (rate(relight_transfer_bytes_total{{{M}}}{R}))", "{{rung}}"),
+                Query(
+                    f"sum by (rung) (rate(relight_transfer_passed_on_bytes_total{{{M}}}{R}))",
+                    "{{rung}} passed on",
+                    apart=True,
+                ),
+            ),
             width=12,
             stacked=True,
         ),
