@@ -112,7 +112,7 @@ class Observer:
             view = SlotView(
                 name, alive, report.boot_id, report.force_tcp, report.engines, report.devices, report.transports,
                 report.cache, remembered(report.cache, before), report.host_tier, facts=report.facts,
-                capabilities=report.capabilities,
+                capabilities=report.capabilities, reach=report.reach,
             )  # fmt: skip
         awaited = self._fleet.awaits(name)
         # Nobody else knows what runs there: were it not counted, another would be woken in its stead.

@@ -1,9 +1,9 @@
-"""Whether what one slot offers can be read from another, and by what: transports of both ends, hosts, encryption. Zero
-I/O."""
+"""Whether what one slot offers can be read from another, and by what: what was tried between the two, transports of
+both ends, encryption. Zero I/O."""
 
 from __future__ import annotations
 
-from relight.core.records import RungKind, SlotView, SourceOffer
+from relight.core.records import Reach, RungKind, SlotView, SourceOffer, Verdict
 
 CLEAR = "bytes would travel in the clear, and the model asks for encryption"
 
@@ -13,9 +13,26 @@ def host_of(slot: SlotView) -> str:
     return slot.boot_id if slot.boot_id and not slot.force_tcp else slot.slot
 
 
-def one_host(a: SlotView, b: SlotView) -> bool:
-    """Whether memory of one can be mapped by the other."""
+def shared_kernel(a: SlotView, b: SlotView) -> bool:
+    """Whether memory of one might be mapped by the other, by what they say of themselves."""
     return bool(a.boot_id) and a.boot_id == b.boot_id and not a.force_tcp and not b.force_tcp
+
+
+def reach(here: SlotView, there: SlotView, transport: str) -> Reach | None:
+    """What came of it when `here` tried to read `there`; None while it did not."""
+    return next((r for r in here.reach if (r.slot, r.transport) == (there.slot, transport)), None)
+
+
+def one_host(here: SlotView, there: SlotView) -> bool:
+    """Whether `here` can map memory of `there`: what was tried counts, and before that what they say of themselves."""
+    tried = reach(here, there, RungKind.PEER_SHM.transport)
+    return shared_kernel(here, there) and (tried is None or tried.verdict is not Verdict.NO)
+
+
+def tried(kind: RungKind, here: SlotView | None, there: SlotView | None) -> str:
+    """What is known of the way, in a word or two."""
+    known = reach(here, there, kind.transport) if here is not None and there is not None else None
+    return "not probed" if known is None else f"probed: {known.reason}"
 
 
 def equipped(here: SlotView | None, there: SlotView | None) -> bool:
@@ -32,8 +49,10 @@ def closed(
     """Why what `name` offers on slot `there` cannot be read from `here` by `kind`; empty when it can."""
     if here is None or there is None:
         return f"{name}: a slot is not known any more"
-    if kind in (RungKind.PEER_SHM, RungKind.HOST_SHM) and not one_host(here, there):
+    if kind in (RungKind.PEER_SHM, RungKind.HOST_SHM) and not shared_kernel(here, there):
         return f"{name} is on another host"
+    if (known := reach(here, there, kind.transport)) is not None and known.verdict is Verdict.NO:
+        return f"{name}: {here.slot} does not reach {there.slot} by {kind.transport}: {known.reason}"
     if kind is RungKind.PEER_RDMA:
         for slot in (here, there):
             if why := slot.transports.get(kind.transport, "no RDMA card"):

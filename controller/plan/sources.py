@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from relight.controller.plan.fleet import first_difference, runtime_digest
-from relight.controller.plan.reach import CLEAR, closed, equipped
+from relight.controller.plan.reach import CLEAR, closed, equipped, tried
 from relight.core.fingerprint import digest
 from relight.core.records import (
     Desired,
@@ -263,10 +263,13 @@ class Sources:
     def _peer(self, kind: RungKind, receiver: InstanceView, source: InstanceView) -> Rung:
         reference = source_for(kind, source.members[0], source.instance)
         where = "on the same host" if kind is RungKind.PEER_SHM else f"on slot {reference.slot}"
+        here, there = self._pairs(receiver, source)[0]
         slower = kind is RungKind.PEER_TCP and self._equipped(receiver, source)
         why = self._closed(RungKind.PEER_RDMA, receiver, source, False) if slower else ""
         left = f"{RungKind.PEER_RDMA}: {why}" if slower else ""
-        return Rung(kind, f"{source.instance} is ready {where}", reference, instead_of=left)
+        return Rung(
+            kind, f"{source.instance} is ready {where} ({tried(kind, here, there)})", reference, instead_of=left
+        )
 
     def _pairs(self, receiver: InstanceView, source: InstanceView) -> list[tuple[SlotView | None, SlotView | None]]:
         """The slots of each rank here and there."""

@@ -109,6 +109,26 @@ class CacheRing:
 
 
 @dataclass(frozen=True, slots=True)
+class Door:
+    """Where an engine of another slot is read by one transport, to be tried: `grant` lets this slot in, no further."""
+
+    slot: str
+    transport: str
+    instance: str
+    address: str
+    """Of its first rank, as in SourceRef."""
+    grant: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """The doors that a slot shall try and tell of, as of a revision that grows at each change of them."""
+
+    revision: int
+    doors: tuple[Door, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class HostWanted:
     """One copy of weights that a slot shall keep in host memory: what it is, whom to read it from, and why here.
 
@@ -147,8 +167,8 @@ class HostTier:
 class Assignment:
     """All that one slot should run. Revision decides (higher replaces), epoch fences (lower is refused).
 
-    `ring`, `host_tier` and `caller` travel along and are no part of what the revision names: they are heard whenever
-    the epoch is not fenced.
+    `ring`, `host_tier`, `neighbours` and `caller` travel along and are no part of what the revision names: they are
+    heard whenever the epoch is not fenced.
     """
 
     slot: str
@@ -158,6 +178,8 @@ class Assignment:
     ring: CacheRing | None = None
     """None while the controller does not know the fleet: then the last one heard stands."""
     host_tier: HostTier | None = None
+    """None likewise."""
+    neighbours: Neighbours | None = None
     """None likewise."""
     caller: str = ""
     """SHA-256 of the token that the controller shows when it calls this slot's agent, and no other."""

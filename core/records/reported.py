@@ -274,6 +274,18 @@ class Capability:
     """When it was seen (wall); 0 for what was read."""
 
 
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """What came of trying to read another slot by one transport. No verdict: it was not tried, or said nothing."""
+
+    slot: str
+    transport: str
+    verdict: Verdict
+    reason: str
+    at: float
+    """When it was tried (wall)."""
+
+
 class HostState(StrEnum):
     """A copy of the host tier is read from a source, then it is one; or neither, with a reason."""
 
@@ -357,3 +369,5 @@ class SlotReport:
     """None where no cache node runs."""
     host_tier: HostReport | None = None
     """None where no memory is set aside for it."""
+    reach: tuple[Reach, ...] = ()
+    """Of the neighbours that it was told of."""

@@ -864,6 +864,7 @@ class Assignment(_message.Message):
     RING_FIELD_NUMBER: _builtins.int
     HOST_TIER_FIELD_NUMBER: _builtins.int
     CALLER_FIELD_NUMBER: _builtins.int
+    NEIGHBOURS_FIELD_NUMBER: _builtins.int
     slot: _builtins.str
     epoch: _builtins.int
     revision: _builtins.int
@@ -874,6 +875,8 @@ class Assignment(_message.Message):
     def ring(self) -> Global___CacheRing: ...
     @_builtins.property
     def host_tier(self) -> Global___HostTier: ...
+    @_builtins.property
+    def neighbours(self) -> Global___Neighbours: ...
     def __init__(
         self,
         *,
@@ -884,21 +887,80 @@ class Assignment(_message.Message):
         ring: Global___CacheRing | None = ...,
         host_tier: Global___HostTier | None = ...,
         caller: _builtins.str = ...,
+        neighbours: Global___Neighbours | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_host_tier", b"_host_tier", "_ring", b"_ring", "host_tier", b"host_tier", "ring", b"ring"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_host_tier", b"_host_tier", "_neighbours", b"_neighbours", "_ring", b"_ring", "host_tier", b"host_tier", "neighbours", b"neighbours", "ring", b"ring"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_host_tier", b"_host_tier", "_ring", b"_ring", "caller", b"caller", "epoch", b"epoch", "host_tier", b"host_tier", "instances", b"instances", "revision", b"revision", "ring", b"ring", "slot", b"slot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_host_tier", b"_host_tier", "_neighbours", b"_neighbours", "_ring", b"_ring", "caller", b"caller", "epoch", b"epoch", "host_tier", b"host_tier", "instances", b"instances", "neighbours", b"neighbours", "revision", b"revision", "ring", b"ring", "slot", b"slot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__host_tier: _TypeAlias = _typing.Literal["host_tier"]  # noqa: Y015
     _WhichOneofArgType__host_tier: _TypeAlias = _typing.Literal["_host_tier", b"_host_tier"]  # noqa: Y015
+    _WhichOneofReturnType__neighbours: _TypeAlias = _typing.Literal["neighbours"]  # noqa: Y015
+    _WhichOneofArgType__neighbours: _TypeAlias = _typing.Literal["_neighbours", b"_neighbours"]  # noqa: Y015
     _WhichOneofReturnType__ring: _TypeAlias = _typing.Literal["ring"]  # noqa: Y015
     _WhichOneofArgType__ring: _TypeAlias = _typing.Literal["_ring", b"_ring"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__host_tier) -> _WhichOneofReturnType__host_tier | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__neighbours) -> _WhichOneofReturnType__neighbours | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ring) -> _WhichOneofReturnType__ring | None: ...
 
 Global___Assignment: _TypeAlias = Assignment  # noqa: Y015
+
+@_typing.final
+class Door(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SLOT_FIELD_NUMBER: _builtins.int
+    TRANSPORT_FIELD_NUMBER: _builtins.int
+    INSTANCE_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    GRANT_FIELD_NUMBER: _builtins.int
+    slot: _builtins.str
+    transport: _builtins.str
+    instance: _builtins.str
+    address: _builtins.str
+    grant: _builtins.str
+    def __init__(
+        self,
+        *,
+        slot: _builtins.str = ...,
+        transport: _builtins.str = ...,
+        instance: _builtins.str = ...,
+        address: _builtins.str = ...,
+        grant: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "grant", b"grant", "instance", b"instance", "slot", b"slot", "transport", b"transport"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Door: _TypeAlias = Door  # noqa: Y015
+
+@_typing.final
+class Neighbours(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REVISION_FIELD_NUMBER: _builtins.int
+    DOORS_FIELD_NUMBER: _builtins.int
+    revision: _builtins.int
+    @_builtins.property
+    def doors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Door]: ...
+    def __init__(
+        self,
+        *,
+        revision: _builtins.int = ...,
+        doors: _abc.Iterable[Global___Door] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["doors", b"doors", "revision", b"revision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Neighbours: _TypeAlias = Neighbours  # noqa: Y015
 
 @_typing.final
 class HostTier(_message.Message):
@@ -1945,6 +2007,7 @@ class SlotReport(_message.Message):
     HOST_TIER_FIELD_NUMBER: _builtins.int
     FACTS_FIELD_NUMBER: _builtins.int
     CAPABILITIES_FIELD_NUMBER: _builtins.int
+    REACH_FIELD_NUMBER: _builtins.int
     slot: _builtins.str
     epoch: _builtins.int
     revision: _builtins.int
@@ -1970,6 +2033,8 @@ class SlotReport(_message.Message):
     def facts(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
     def capabilities(self) -> _containers.RepeatedCompositeFieldContainer[Global___Capability]: ...
+    @_builtins.property
+    def reach(self) -> _containers.RepeatedCompositeFieldContainer[Global___Reach]: ...
     def __init__(
         self,
         *,
@@ -1990,10 +2055,11 @@ class SlotReport(_message.Message):
         host_tier: Global___HostReport | None = ...,
         facts: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         capabilities: _abc.Iterable[Global___Capability] | None = ...,
+        reach: _abc.Iterable[Global___Reach] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cache", b"_cache", "_host_tier", b"_host_tier", "cache", b"cache", "host_tier", b"host_tier"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache", b"_cache", "_host_tier", b"_host_tier", "agent", b"agent", "agent_address", b"agent_address", "boot_id", b"boot_id", "cache", b"cache", "capabilities", b"capabilities", "devices", b"devices", "engines", b"engines", "epoch", b"epoch", "facts", b"facts", "force_tcp", b"force_tcp", "host", b"host", "host_tier", b"host_tier", "instances", b"instances", "revision", b"revision", "sequence", b"sequence", "slot", b"slot", "transports", b"transports"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache", b"_cache", "_host_tier", b"_host_tier", "agent", b"agent", "agent_address", b"agent_address", "boot_id", b"boot_id", "cache", b"cache", "capabilities", b"capabilities", "devices", b"devices", "engines", b"engines", "epoch", b"epoch", "facts", b"facts", "force_tcp", b"force_tcp", "host", b"host", "host_tier", b"host_tier", "instances", b"instances", "reach", b"reach", "revision", b"revision", "sequence", b"sequence", "slot", b"slot", "transports", b"transports"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cache: _TypeAlias = _typing.Literal["cache"]  # noqa: Y015
     _WhichOneofArgType__cache: _TypeAlias = _typing.Literal["_cache", b"_cache"]  # noqa: Y015
@@ -2005,6 +2071,37 @@ class SlotReport(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__host_tier) -> _WhichOneofReturnType__host_tier | None: ...
 
 Global___SlotReport: _TypeAlias = SlotReport  # noqa: Y015
+
+@_typing.final
+class Reach(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SLOT_FIELD_NUMBER: _builtins.int
+    TRANSPORT_FIELD_NUMBER: _builtins.int
+    VERDICT_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    AT_FIELD_NUMBER: _builtins.int
+    slot: _builtins.str
+    transport: _builtins.str
+    verdict: _builtins.str
+    reason: _builtins.str
+    at: _builtins.float
+    def __init__(
+        self,
+        *,
+        slot: _builtins.str = ...,
+        transport: _builtins.str = ...,
+        verdict: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        at: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "reason", b"reason", "slot", b"slot", "transport", b"transport", "verdict", b"verdict"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Reach: _TypeAlias = Reach  # noqa: Y015
 
 @_typing.final
 class Capability(_message.Message):

@@ -10,23 +10,18 @@ import asyncio
 import json
 import os
 import signal
-import sys
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from tests.integration.together.test_compile_cache_ring import Fleet
 
-from support.controlplane import FakeGateway, Running, model
+from support.doubles import doubles
 
 MEBIBYTES, RATE = 24, 16 << 20
 BODY = MEBIBYTES << 20
 RECEIVERS = ("b", "c", "d", "e")
-ROOT = Path(__file__).resolve().parents[3]
 
 
 class Waking(Fleet):
@@ -76,47 +71,12 @@ def states(found: list[dict[str, Any]]) -> list[str]:
     return sorted(i["state"] for i in found)
 
 
-def python(directory: Path) -> Path:
-    """An interpreter whose vLLM is the double."""
-    path = directory / "python"
-    paths = os.pathsep.join(map(str, (ROOT / "tests/support/vllm_double", ROOT / "src")))
-    path.write_text(f'#!/bin/sh\nPYTHONPATH={paths} exec {sys.executable} "$@"\n')
-    path.chmod(0o755)
-    return path
-
-
 @pytest.fixture
 async def fleet() -> AsyncIterator[Waking]:
-    with tempfile.TemporaryDirectory(prefix="rl-") as directory:
-        root = Path(directory)
-        home = root / "model"
-        home.mkdir()
-        (home / "config.json").write_text(json.dumps({"mebibytes": MEBIBYTES}))
-        spec = model(
-            uri=str(home), engine="vllm", replicas=1, guardians={"replicas": 4}, rungs=["peer_tcp", "disk"],
-        )  # fmt: skip
-        running = await Running.start(root, models=[spec])
-        settings = {
-            "engines": {"vllm": {"python": str(python(root)), "zygote": False}},
-            "compile_cache": {"enabled": False},
-            "force_tcp": True,
-            "source_rate": RATE,
-        }
-        made = Waking(root, running, **settings)
-        door = FakeGateway(running.rpc)
-        door.attach()
-        try:
-            await made.begin()
-            yield made
-        finally:
-            for slot in made.slots.values():
-                with suppress(ProcessLookupError):
-                    slot.process.send_signal(signal.SIGCONT)
-                await slot.down()
-                for log in slot.directory.rglob("*.log"):
-                    print(f"--- {log}\n{log.read_text()[-3000:]}")
-            await door.detach()
-            await running.stop()
+    changes = {"replicas": 1, "guardians": {"replicas": 4}, "rungs": ["peer_tcp", "disk"]}
+    async with doubles(Waking, MEBIBYTES, changes, force_tcp=True, source_rate=RATE) as made:
+        await made.begin()
+        yield made
 
 
 async def meanwhile(work: Awaitable[Any], until: Callable[[], Awaitable[bool]], then: Callable[[], None]) -> Any:
