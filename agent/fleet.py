@@ -32,7 +32,7 @@ def fleet_stream(
         received_at = clock.now()
         try:
             told = from_proto(message, Assignment)
-            accept(replace(told, ring=None, host_tier=None, caller=""), received_at)
+            accept(replace(told, ring=None, host_tier=None, neighbours=None, caller=""), received_at)
             # Only here: a fenced sender's word on them counts as little. What was accepted begins after this.
             hear(told)
         except Fenced as error:

@@ -50,6 +50,7 @@ class InstanceRecord:
     memory: MemoryReading | None = None
     start: StartRecord | None = None
     source: SourceOffer | None = None
+    relay: SourceOffer | None = None
     facts: EngineFacts | None = None
 
 

@@ -57,6 +57,8 @@ class Member:
     handle: EngineHandle | None = None
     facts: EngineFacts | None = None
     source: SourceOffer | None = None
+    relay: SourceOffer | None = None
+    """Of a sleeper, for those that are filled when it is."""
     failure: Failure | None = None
     memory: MemoryReading | None = None
     start: StartRecord | None = None
@@ -133,6 +135,7 @@ class Member:
             memory=self.memory,
             start=self.start,
             source=self.source,
+            relay=self.relay,
             facts=self.facts,
         )
 
@@ -142,6 +145,7 @@ class Member:
         self.level, self.pid, self.start_time = record.level, record.pid, record.start_time
         self.story, self.failure, self.memory = list(record.story), record.failure, record.memory
         self.start, self.source, self.facts = record.start, record.source, record.facts
+        self.relay = record.relay
         self.cause = self.story[-1].cause if self.story else ""
 
     def report(self) -> InstanceReport:
@@ -162,6 +166,7 @@ class Member:
             pid=self.pid,
             endpoint=self.facts.endpoint if self.facts and ready else None,
             source=self.source if ready else None,
+            relay=self.relay if self.state is State.DORMANT else None,
             fingerprint=self.facts.fingerprint if self.facts else None,
             failure=self.failure,
             memory=self.memory,

@@ -30,6 +30,7 @@ from relight.agent.link import SupervisorLink
 from relight.agent.member import Member
 from relight.agent.metrics import Metrics
 from relight.agent.rails import Rails, capacities, look, memlock
+from relight.agent.reach import Ways
 from relight.agent.serving import Serving
 from relight.agent.stages.caches import Caches
 from relight.agent.stages.common import Tools
@@ -43,8 +44,9 @@ from relight.core.clock import Clock
 from relight.core.errors import FieldError, InvalidInput, RelightError
 from relight.core.ids import new_id
 from relight.core.logs import get_logger
-from relight.core.records import Assignment, Capability, DeviceReport, SlotReport
+from relight.core.records import Assignment, Capability, DeviceReport, Door, SlotReport
 from relight.protos.relight.v1 import fleet_pb2_grpc
+from relight.transfer.knock import knock
 from relight.transfer.topology import Rail, rails, read_accelerators, read_nics
 
 _log = get_logger("agent")
@@ -94,6 +96,7 @@ class Agent:
         self._capabilities = Capabilities(config.state_dir / "capabilities.json")
         self._told: tuple[Capability, ...] = ()
         self._callers = config.known_tokens()
+        self._ways = Ways(config.slot, self._knock, clock, lambda: self._fleet.changed(False), sleep)
         self._cache: CacheService | None = None
         self._devices: tuple[DeviceReport, ...] = ()
         self._rails = Rails(False)
@@ -144,6 +147,7 @@ class Agent:
                 group.create_task(self._fleet.run())
                 group.create_task(self._zygotes.keep())
                 group.create_task(self._copies.keep())
+                group.create_task(self._ways.keep())
                 group.create_task(self._watch_health(transitions))
                 if serving is not None:
                     group.create_task(serving.serve())
@@ -268,8 +272,13 @@ class Agent:
             self._cache.hear(told.ring)
         if told.host_tier is not None:
             self._copies.hear(told.host_tier)
+        if told.neighbours is not None:
+            self._ways.hear(told.neighbours)
         if told.caller:
             self._callers = self._config.known_tokens().also(TokenEntry(told.caller, CONTROLLER))
+
+    async def _knock(self, door: Door) -> str:
+        return await asyncio.to_thread(knock, door, self._rails.cards, self._config.weights_tls())
 
     def _on_exit(self, exit_: Exit) -> None:
         kept = self._surroundings.on_exit(exit_) or self._zygotes.on_exit(exit_) or self._copies.on_exit(exit_)
@@ -309,6 +318,7 @@ class Agent:
             instances=transitions.reports() if transitions else (),
             cache=self._cache.report() if self._cache else None,
             host_tier=self._copies.report(),
+            reach=self._ways.report(),
         )
 
     # ------------------------------------------------------------------ periodic looks

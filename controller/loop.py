@@ -22,6 +22,7 @@ from relight.controller.observe.fleet import Fleet
 from relight.controller.observe.gateways import Gateways
 from relight.controller.observe.hosts import Hosts
 from relight.controller.observe.look import Look
+from relight.controller.observe.neighbours import Neighbourhoods
 from relight.controller.observe.places import Places
 from relight.controller.observe.ring import Rings, remembered
 from relight.controller.observe.routes import Router, route_models
@@ -92,6 +93,7 @@ class Reconciler:
         self.router = Router(self.observer.drains)
         self.rings = Rings()
         self.hosts = Hosts()
+        self.neighbours = Neighbourhoods()
         self.fleet.expect(catalog.slots)
         catalog.listen(self._stored)
 
@@ -177,6 +179,7 @@ class Reconciler:
         self._route(snapshot, made)
         self.rings.update(self._lease.epoch, snapshot)
         self.hosts.update(snapshot)
+        self.neighbours.update(self._lease.epoch, snapshot)
         self._hooks.seen(self._look(snapshot, made, changes.placed))
         for tell in self._hooks.passed:
             tell(snapshot, made)
@@ -322,6 +325,7 @@ class Reconciler:
         snapshot = self.snapshot()
         running = (v.record for v in self._catalog.operations.values())
         at = [next_change_at(snapshot), next_retry_at(snapshot), patience_ends_at(running, snapshot.now)]
+        at.append(self.neighbours.due_at(snapshot.now))
         times = [t - snapshot.now for t in at if t is not None]
         times += [t for t in (self.fleet.next_grace_in(), self.gateways.next_grace_in()) if t is not None]
         # A little later than asked for: a timer that fires early would only look and wait again.

@@ -10,20 +10,21 @@ a manifest and a way to reload from disk.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections import Counter
+from dataclasses import replace
 from enum import StrEnum
 
 from relight.core.clock import Clock
 from relight.core.errors import Conflict, InvalidInput, LocalFault, ModelDirty, RemoteFault, TransferError
 from relight.core.fingerprint import Fingerprint
-from relight.core.records import Phase, RungKind, SourceRef
+from relight.core.records import Phase, RungKind
 from relight.plugin.doors import Doors
+from relight.plugin.orders import ModelMemory, Order, Restored
 from relight.plugin.settings import Settings
 from relight.transfer import grants
 from relight.transfer.breaker import Breaker
 from relight.transfer.device_segment import on_host
-from relight.transfer.manifest import Canary, TensorEntry, WeightManifest
+from relight.transfer.manifest import Canary, WeightManifest
 from relight.transfer.pace import Pace
 from relight.transfer.request import Cancel, Holder, Kept, OnProgress, Options, Wanted
 from relight.transfer.segment import Segment, copy
@@ -40,50 +41,6 @@ class Residence(StrEnum):
     AWAKE = "awake"
     ASLEEP = "asleep"
     REFILLED = "refilled"
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """One rung to refill by, for one rank: which content, and from where.
-
-    Peers are `sources`, the best one first, each with the address and manifest digest of the same rank; the disk and
-    what came from storage have a `path`; the own host copy needs nothing.
-    """
-
-    kind: RungKind
-    revision: str
-    sources: tuple[SourceRef, ...] = ()
-    path: str = ""
-    share: bool = False
-    """Whether pages of a copy on this host may be mapped instead of copied."""
-
-
-@dataclass(frozen=True, slots=True)
-class Restored:
-    """What a refill brought: bytes, where its time went, and one line that says how."""
-
-    bytes: int
-    phases: tuple[Phase, ...]
-    detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class ModelMemory:
-    """What the engine-specific part gives: how to describe, reload and restore its own tensors.
-
-    `describe(revision)` hashes what the segment holds; `reload(path)` fills the segment from a checkpoint
-    directory; `restore_scalars` sets host scalars; `drop_derived` gives back what was derived from weights or requests
-    (the KV cache's pages, packed copies); `rebuild_derived` makes from the weights what a forward needs of it.
-    """
-
-    segment: Segment
-    table: Mapping[str, TensorEntry]
-    layout: Mapping[str, str]
-    describe: Callable[[str], WeightManifest]
-    reload: Callable[[str], None]
-    restore_scalars: Callable[[Mapping[str, float]], None]
-    drop_derived: Callable[[], None]
-    rebuild_derived: Callable[[], None]
 
 
 class Residency:
@@ -115,9 +72,11 @@ class Residency:
             )
         else:
             manifest = self._known[self._revision] = memory.describe(self._revision)
-        self.source = Source(
-            settings.instance, memory.segment, manifest, clock, Pace(settings.source_rate, clock)
-        )  # fmt: skip
+        self._pace = Pace(settings.source_rate, clock)
+        self.source = Source(settings.instance, memory.segment, manifest, clock, self._pace)
+        self.relay: Source | None = None
+        """What it passes on while it is filled, and until its readers have all of it."""
+        self._relays = 0
 
     # ------------------------------------------------------------------ a start that awaits its weights
 
@@ -160,11 +119,37 @@ class Residency:
             addresses, closed = self._served
             return {"generation": generation, "addresses": addresses, "closed": closed}
 
+    def open_relay(self, key: str) -> dict[str, object]:
+        """Says where a sleeper will be read while it is filled, and lets those wait there who come before; as
+        `open_source` otherwise. It serves nothing that is not proven. Raises Conflict unless asleep.
+        """
+        with self._lock:
+            if self.state is not Residence.ASLEEP:
+                raise Conflict(f"a member that is {self.state} is not filled")
+            self._end_relay()
+            self._relays += 1
+            relay = Source(self._instance, self._memory.segment, None, self._clock, self._pace)
+            relay.open(self._relays, key)
+            addresses, closed = self._doors.open_relay(relay)
+            self.relay = relay
+            return {"generation": self._relays, "addresses": addresses, "closed": closed}
+
+    def _end_relay(self) -> None:
+        """Cuts whoever reads what was filled: the memory is about to change."""
+        relay, self.relay = self.relay, None
+        if relay is not None:
+            relay.close(0.0)
+            self._doors.close_relay()
+
     def close_source(self, deadline_seconds: float) -> int:
         """Drains readers and stops serving; returns how many were cut."""
+        began, relay = self._clock.monotonic(), self.relay
         cut = self.source.close(deadline_seconds)
+        if relay is not None:
+            cut += relay.close(max(deadline_seconds - (self._clock.monotonic() - began), 0.0))
         with self._lock:
             self._doors.close()
+            self._end_relay()
             self._served = None
         return cut
 
@@ -187,7 +172,7 @@ class Residency:
                 return
             if self.state is not Residence.AWAKE:
                 raise Conflict(f"a member that is {self.state} cannot go to sleep at level {level}")
-            if self.source.readers:
+            if self.source.readers or (self.relay is not None and self.relay.readers):
                 raise Conflict("the source still has readers: close it first")
             if level == 1:
                 self._host_copy = self._copy_to_host()
@@ -196,6 +181,7 @@ class Residency:
     def _release(self, level: int) -> None:
         # The state changes first: should a release fail half-way, nothing may resume on what is left.
         self.state, self.level = Residence.ASLEEP, level
+        self._end_relay()
         self._kept.clear()
         self._end_loan()
         self._memory.segment.drop()
@@ -229,6 +215,8 @@ class Residency:
             self._end_loan()
             begun = self._clock.now()
             if order.kind in (RungKind.STORAGE, RungKind.DISK):
+                # What an earlier rung brought was good to pass on, and is written over.
+                self._end_relay()
                 restored = self._from_files(order, begun)
             else:
                 shared = self._from_copy(order, begun) if order.share else ""
@@ -261,20 +249,30 @@ class Residency:
 
     def _from_holders(self, order: Order, holders: list[Holder], progress: OnProgress) -> Restored:
         self._cancel = Cancel()
+        options = Options(
+            kept=self._kept, cancel=self._cancel, breaker=self._breaker, on_progress=progress, relay=self.relay
+        )  # fmt: skip
+        if (deal := order.deal) is not None and deal.parts:
+            turn = deal.turn / deal.receivers
+            options = replace(options, planned_seconds=deal.seconds, parts=deal.parts, turn=turn)
         got = refill(
             self._memory.segment,
             Wanted(self._memory.layout, self._memory.table, order.revision),
             holders,
             streams=self._streams,
             clock=self._clock,
-            options=Options(kept=self._kept, cancel=self._cancel, breaker=self._breaker, on_progress=progress),
+            options=options,
         )
         # Complete, and now the engine's to work on: what it leaves of the bytes is proven again before it counts.
         self._kept.clear()
         names = ", ".join(name for name, count in got.holders.items() if count)
         self._take_in(got.manifest, order.revision, names)
         lost = "".join(f"; lost {reason}" for reason in got.lost.values())
-        return Restored(got.bytes, got.phases, f"{order.kind} from {names}, {self._streams} streams{lost}")
+        brought = Counter[str]()
+        for holder in holders:
+            brought[holder.peer or holder.name] += got.holders.get(holder.name, 0)
+        detail = f"{order.kind} from {names}, {self._streams} streams{lost}"
+        return Restored(got.bytes, got.phases, detail, {name: count for name, count in brought.items() if count})
 
     def _take_in(self, manifest: WeightManifest, revision: str, names: str) -> None:
         try:
@@ -291,6 +289,7 @@ class Residency:
         if self._cards:
             return "; not shared: to register them with an RDMA card would copy every page"
         peer, memory = order.sources[0], self._memory
+        self._end_relay()
         self._kept.clear()
         try:
             self._loan = borrow(memory.segment, Wanted(memory.layout, memory.table, order.revision), peer)
@@ -365,6 +364,11 @@ class Residency:
                     self._host_copy = None
 
     # ------------------------------------------------------------------ reading
+
+    @property
+    def weight_bytes_resident(self) -> int:
+        """Bytes of the segment that are in memory."""
+        return self._memory.segment.resident_bytes()
 
     @property
     def host_copy_bytes(self) -> int:

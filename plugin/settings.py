@@ -80,6 +80,10 @@ class Settings:
         """Where the member of this rank serves shm readers."""
         return self.directory / f"source-{rank}.sock"
 
+    def relay_socket(self, rank: int) -> Path:
+        """Where it serves them what it has, while it is filled itself."""
+        return self.directory / f"relay-{rank}.sock"
+
 
 def read(environ: Mapping[str, str]) -> Settings:
     """The settings in `environ`. Raises InvalidInput naming what is missing or wrong."""

@@ -57,22 +57,28 @@ class Board:
 
     def __init__(
         self, sizes: Sequence[int], placed: Bitmap, queues: Mapping[str, Iterable[int]], clock: Clock, *,
-        planned_seconds: float = 0.0,
+        planned_seconds: float = 0.0, turn: float = 0.0,
     ) -> None:  # fmt: skip
         """`sizes`: bytes by chunk number; `placed`: what is there already; `queues`: by holder, disjoint.
 
         What is missing and in no queue is left to whoever is free first. Nobody takes from another's queue before the
         plan's own time is well over: a source that is ahead would only take bandwidth from those that wait for its
-        turn.
+        turn. What a lost holder leaves is begun at `turn` of it (0 to 1), where each of several receivers has another:
+        so they fetch different chunks, and have the rest of each other.
         """
         self.placed = placed
-        self._sizes, self._clock = sizes, clock
+        self._sizes, self._clock, self._turn = sizes, clock, turn
         self._queues = {name: deque(n for n in queue if n not in placed) for name, queue in queues.items()}
         dealt = {n for queue in self._queues.values() for n in queue}
         self._loose = deque(n for n in placed.missing() if n not in dealt)
-        self._free_at = clock.monotonic() + planned_seconds * PATIENCE
+        self._patience = planned_seconds * PATIENCE
         self._stopped = False
         self._changed = threading.Condition()
+        self.begin()
+
+    def begin(self) -> None:
+        """The plan's time runs from now: nothing could be brought before."""
+        self._free_at = self._clock.monotonic() + self._patience
 
     def take(
         self, holder: str, most_bytes: int, known: Bitmap | None = None, *, least_bytes: int = 0,
@@ -139,7 +145,9 @@ class Board:
     def leave(self, holder: str) -> None:
         """The holder brings nothing any more; what was dealt to it is left to the others."""
         with self._changed:
-            self._loose.extend(self._queues.pop(holder, ()))
+            left = self._queues.pop(holder, deque())
+            left.rotate(-int(len(left) * self._turn))
+            self._loose.extend(left)
             self._changed.notify_all()
 
     def stop(self) -> None:

@@ -11,6 +11,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
+from relight.core.errors import InvalidInput
 from relight.transfer.manifest import TensorEntry
 from relight.transfer.verify import BLOCK_BYTES, DIGEST_BYTES
 
@@ -69,6 +70,20 @@ def _cut(sizes: tuple[int, ...]) -> tuple[Chunk, ...]:
     if spans:
         made.append(Chunk(len(made), tuple(spans), held))
     return tuple(made)
+
+
+def of_parts(parts: Iterable[int], count: int, chunks: int) -> list[int]:
+    """The numbers of those of `chunks` that lie in `parts`, where `count` parts of equal length make up the body.
+
+    Who divides a body among receivers need not know how it is cut: all chunks are of about one size. Each lies in one
+    part; a part is empty where there are fewer chunks than parts. Raises InvalidInput for a part that does not exist.
+    """
+    found: list[int] = []
+    for part in parts:
+        if not 0 <= part < count:
+            raise InvalidInput(f"part {part} of {count} does not exist")
+        found += range(-(-part * chunks // count), -(-(part + 1) * chunks // count))
+    return found
 
 
 class Piece(NamedTuple):

@@ -26,7 +26,8 @@ class Claims:
     """What a grant permits: `receiver` may read `generation` of `source_instance` until `expires_at`.
 
     `expires_at` is in seconds since the Unix epoch, by the source's clock. An empty `manifest_digest`
-    permits any manifest of that generation.
+    permits any manifest of that generation. One that only `tries` lets its bearer in and no further: nothing is read by
+    it.
     """
 
     source_instance: str
@@ -34,6 +35,7 @@ class Claims:
     manifest_digest: str
     receiver: str
     expires_at: float
+    tries: bool = False
 
 
 def new_key() -> str:
@@ -55,7 +57,11 @@ def _sign(key: str, payload: bytes) -> bytes:
 
 def mint(key: str, claims: Claims) -> str:
     """The grant for `claims` under the source's `key` (hexadecimal)."""
-    payload = json.dumps(asdict(claims), sort_keys=True, separators=(",", ":")).encode()
+    plain = asdict(claims)
+    if not claims.tries:
+        # An engine that outlived the agent which started it may not know of it.
+        del plain["tries"]
+    payload = json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
     return f"{_b64(payload)}.{_b64(_sign(key, payload))}"
 
 

@@ -10,7 +10,7 @@ are Kumar and Ross, "Peer-Assisted File Distribution: The Minimum Distribution T
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -21,6 +21,9 @@ HUGE = 2 << 20
 """Bytes of a huge page."""
 ABOUT_AS_FAST = 1.01
 """Times the least time within which a shape counts as equally fast."""
+SWARM_MOST = 32
+"""Receivers up to which everybody may read from everybody: beyond, connections and their threads cost more than the
+hops of a chain."""
 LOCAL_PATHS = frozenset({"memory", "shm", "nvlink"})
 """Paths inside one host: a chunk crosses the network once per host, and spreads from there."""
 
@@ -119,7 +122,9 @@ def plan(question: Question) -> TransferPlan:
     Raises InvalidInput when a receiver needs a chunk that nobody has, or that no link brings to it.
     """
     _check(question)
-    drafts = [_Draft(question, shape).make() for shape in ("star", "swarm", "chain")]
+    most = max(Counter(r.shard for r in question.receivers).values(), default=0)
+    shapes = ("star", "swarm", "chain") if most <= SWARM_MOST else ("star", "chain")
+    drafts = [_Draft(question, shape).make() for shape in shapes]
     best = min(d.seconds for d in drafts)
     chosen = next(d for d in drafts if d.seconds <= best * ABOUT_AS_FAST)
     others = ", ".join(f"{d.shape} {d.seconds:.3f} s" for d in drafts if d is not chosen)
@@ -164,6 +169,8 @@ class _Draft:
     """Seconds for which each resource is busy."""
     edges: list[_Edge] = field(default_factory=list)
     links: dict[tuple[str, str], Link] = field(default_factory=dict)
+    passing: dict[tuple[str, tuple[str, ...]], list[tuple[str, float]]] = field(default_factory=dict)
+    """As `_passing` found it: the same for nearly all chunks."""
     latency: float = 0.0
 
     @property
@@ -200,7 +207,14 @@ class _Draft:
 
     def _deal(self, shard: int, chunk: int, size: int, having: list[str], needy: list[ReceiverEnd]) -> None:
         reached = dict.fromkeys(having, 0)
-        leaders, followers = self._leaders(chunk, needy)
+        near = {r.name: local for r in needy if (local := [h for h in having if self._is_local(h, r.name)])}
+        for receiver in needy:
+            if receiver.name in near:
+                # It crosses no network to a host that has it already.
+                self._take(shard, chunk, size, receiver, near[receiver.name], reached)
+        leaders, followers = self._leaders(chunk, [r for r in needy if r.name not in near])
+        if not leaders:
+            return
         if self.shape == "star":
             order = [(r, list(having)) for r in leaders]
         elif self.shape == "chain":
@@ -236,18 +250,27 @@ class _Draft:
     def _relay(self, having: list[str], leaders: list[ReceiverEnd], size: int) -> ReceiverEnd:
         """The receiver that passes the chunk on at the least cost in what is loaded most."""
 
+        names = tuple(r.name for r in leaders)
+
         def price(receiver: ReceiverEnd) -> tuple[float, float]:
-            links = [self.links.get((receiver.name, o.name)) for o in leaders if o is not receiver]
             first = min((self._price(h, receiver.name, size) for h in having), default=float("inf"))
-            passed: dict[str, float] = defaultdict(float)
-            for link in filter(None, links):
-                for resource in link.uses:
-                    passed[resource] += size / self.question.capacities[resource]
-            busy = [self.load[r] + seconds for r, seconds in passed.items()]
+            busy = [self.load[r] + size * each for r, each in self._passing(receiver.name, names)]
             # Where the source is what limits, any relay would do: the least busy one, so that all take part.
             return max([first, *busy]), sum(busy)
 
         return min(leaders, key=price)
+
+    def _passing(self, relay: str, names: tuple[str, ...]) -> list[tuple[str, float]]:
+        """The resources that `relay` uses when it passes something on to all others of `names`: seconds for a byte."""
+        known = self.passing.get((relay, names))
+        if known is None:
+            passed: dict[str, float] = defaultdict(float)
+            for name in names:
+                if name != relay and (link := self.links.get((relay, name))) is not None:
+                    for resource in link.uses:
+                        passed[resource] += 1 / self.question.capacities[resource]
+            known = self.passing[relay, names] = list(passed.items())
+        return known
 
     def _price(self, holder: str, receiver: str, size: int) -> float:
         """Seconds until the most loaded resource on the way is free again; infinite without a link."""

@@ -28,8 +28,9 @@ class Wanted:
 class Holder:
     """Who has chunks, and how it is reached.
 
-    A `partial` holder is itself receiving and has what it has proven so far. `queue` is what the plan deals to it.
-    One in `reserve` is not even connected before all others are lost: a slow path is never taken in silence.
+    A `partial` holder is itself receiving and has what it has proven so far; it never says first what is read. `queue`
+    is what the plan deals to it, counted in `Options.parts`. One in `reserve` is not even connected before all others
+    are lost: a slow path is never taken in silence. Several holders may be ways to one `peer`.
     """
 
     name: str
@@ -40,6 +41,8 @@ class Holder:
     reserve: bool = False
     manifest_digest: str = ""
     """What its manifest has to be, tensor for tensor and scalar for scalar; empty: any that fits."""
+    peer: str = ""
+    """Whose memory it is, where that has other holders too; empty: its own name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +107,16 @@ class Kept:
 class Options:
     """What a refill may do besides: all of it can be left out.
 
-    `planned_seconds`: until then nobody takes chunks that the plan dealt to another. `relay` serves what has arrived.
-    `cancel` ends the refill. `breaker` remembers over refills which sources failed. `look_first` finds by their digests
-    the chunks that the segment holds already, as that of a receiver that was killed does.
+    `planned_seconds`: until then nobody takes chunks that the plan dealt to another. `parts`: how many parts of equal
+    length the holders' queues cut the body into; 0: they count chunks. `turn` tells receivers apart that divide a body
+    among them (see Board). `relay` serves what has arrived. `cancel` ends the refill. `breaker` remembers over refills
+    which sources failed. `look_first` finds by their digests the chunks that the segment holds already, as that of a
+    receiver that was killed does.
     """
 
     planned_seconds: float = 0.0
+    parts: int = 0
+    turn: float = 0.0
     relay: Source | None = None
     kept: Kept = field(default_factory=Kept)
     cancel: Cancel = field(default_factory=Cancel)
@@ -120,7 +127,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A complete, proven refill; `holders` says how many bytes came from whom, `lost` who failed and why."""
+    """A complete, proven refill; `holders` says how many bytes came by which holder, `lost` who failed and why."""
 
     manifest: WeightManifest
     bytes: int

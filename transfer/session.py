@@ -18,7 +18,7 @@ from relight.core.errors import LocalFault, ModelDirty, RemoteFault, TransferErr
 from relight.core.fingerprint import Fingerprint
 from relight.core.records import Phase
 from relight.transfer.board import Bitmap, Board
-from relight.transfer.chunks import Chunk, Places, cut
+from relight.transfer.chunks import Chunk, Places, cut, of_parts
 from relight.transfer.device_segment import AnySegment
 from relight.transfer.manifest import WeightManifest
 from relight.transfer.plan import shares
@@ -119,12 +119,15 @@ class Refill:
         """Set when all pages are there, or `failure` says why nothing is read."""
         self.needed = threading.Event()
         """Set when those in reserve have to help, or nobody any more."""
+        self.settled = threading.Event()
+        """Set when a holder of everything said what is read, or nobody will."""
         self.failure: Exception | None = None
         self.lost: dict[str, TransferError] = {}
         # What an earlier refill left half-done is dirty, whether this one writes or not.
         self.written = len(options.kept.placed) > 0
         self.agreed: Agreed | None = None
-        self._rates: dict[str, float] = {}
+        self._rates: dict[bool, dict[str, float]] = {True: {}, False: {}}
+        """Of holders whose bytes this process reaches, and of those that send them: neither is a measure for others."""
         self._running: list[Stream] = []
         self._work = {n: _Work() for n in ("pages", "pull", "verify")}
         self._bytes = dict.fromkeys((h.name for h in self._holders), 0)
@@ -146,6 +149,8 @@ class Refill:
         self._begun, self._begun_monotonic = self.clock.now(), self.clock.monotonic()
         if not self._holders:
             raise RemoteFault("no holder of these weights is known")
+        if all(h.partial for h in self._holders):
+            raise RemoteFault("nobody who holds all of these weights is known")
         if all(h.reserve for h in self._holders):
             self.needed.set()
         self.options.cancel.on(lambda: self.fail(LocalFault("the refill was cancelled")))
@@ -222,6 +227,8 @@ class Refill:
             self._pages_left -= 1
             if not self._pages_left and self.failure is None:
                 self.options.kept.paged = True
+                if self.agreed is not None:
+                    self.agreed.board.begin()
                 self.paged.set()
 
     # ------------------------------------------------------------------ what streams say
@@ -236,6 +243,7 @@ class Refill:
             agreed = self.agreed
             if agreed is None:
                 agreed = self.agreed = self._agree(manifest)
+                self.settled.set()
         same = manifest is agreed.manifest
         for ours, theirs in zip(agreed.manifest.tensors, manifest.tensors, strict=True) if not same else ():
             if (ours.name, ours.blocks) != (theirs.name, theirs.blocks):
@@ -247,9 +255,15 @@ class Refill:
         kept, content = self.options.kept, tuple((t.name, t.blocks) for t in manifest.tensors)
         if content != kept.content:
             kept.content, kept.placed = content, self._found(manifest, chunks)
+        options = self.options
+        queues = {
+            h.name: of_parts(h.queue, options.parts or len(chunks), len(chunks))
+            for h in self._holders
+            if h.name not in self.lost
+        }
         board = Board(
-            [c.bytes for c in chunks], kept.placed, {h.name: h.queue for h in self._holders if h.name not in self.lost},
-            self.clock, planned_seconds=self.options.planned_seconds,
+            [c.bytes for c in chunks], kept.placed, queues, self.clock, planned_seconds=options.planned_seconds,
+            turn=options.turn,
         )  # fmt: skip
         total = sum(chunks[n].bytes for n in kept.placed.missing())
         if not total:
@@ -301,10 +315,10 @@ class Refill:
         if self.agreed is not None:
             self.agreed.board.give_back(c.number for c in chunks)
 
-    def measured(self, holder: str, count: int, seconds: float) -> None:
+    def measured(self, holder: str, count: int, seconds: float, *, lent: bool) -> None:
         """A connection to `holder` brought `count` bytes in `seconds`."""
         if seconds > 0:
-            self._rates[holder] = count / seconds
+            self._rates[lent][holder] = count / seconds
 
     def rate(self, holder: str) -> float:
         """Bytes per second of the last turn of one connection to `holder`; 0 before."""
@@ -315,7 +329,8 @@ class Refill:
         now = self.clock.monotonic()
         for stream in self._running:
             holder = stream.holder.name
-            others = [r for name, r in self._rates.items() if name != holder and name not in self.lost]
+            rates = self._rates[stream.lends].items()
+            others = [r for name, r in rates if name != holder and name not in self.lost]
             if why := stream.late(now, max(others, default=0.0)):
                 self.lose(holder, RemoteFault(why))
                 stream.cut()
@@ -332,12 +347,14 @@ class Refill:
             if holder in self.lost:
                 return
             self.lost[holder] = error
-            if self.options.breaker is not None and isinstance(error, RemoteFault):
+            left = [h for h in self._holders if h.name not in self.lost]
+            # That one which is being filled is late, or gone, says nothing about what it will be as a source.
+            filling = any(h.partial for h in self._holders if h.name == holder)
+            if self.options.breaker is not None and isinstance(error, RemoteFault) and not filling:
                 self.options.breaker.failed(holder)
             if self.agreed is not None:
                 self.agreed.board.leave(holder)
-            left = [h for h in self._holders if h.name not in self.lost]
-            if not left:
+            if not left or (self.agreed is None and all(h.partial for h in left)):
                 self.fail(self._combined())
             elif all(h.reserve for h in left):
                 self.needed.set()
@@ -346,6 +363,11 @@ class Refill:
     def over(self) -> bool:
         """Whether nothing is left to bring, for better or worse."""
         return self.failure is not None or (self.agreed is not None and self.agreed.board.placed.complete)
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether only holders are left that are themselves receiving."""
+        return all(h.partial or h.name in self.lost for h in self._holders)
 
     def gone(self, holder: Holder) -> bool:
         """Whether the holder failed, on this connection or another."""
@@ -359,6 +381,7 @@ class Refill:
                 self.agreed.board.stop()
         self.paged.set()
         self.needed.set()
+        self.settled.set()
         # Whoever waits for a source need not wait out its deadline.
         for stream in self._running:
             stream.cut()

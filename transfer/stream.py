@@ -41,6 +41,8 @@ WATCH_SECONDS = 0.1
 """How often a connection without work looks whether another is late."""
 NOTHING_NEW_SECONDS = 10.0
 """How long a holder that is itself receiving may have nothing that is needed."""
+ORPHANED_SECONDS = 4.0
+"""The same once nobody is left who has everything: what none of them has will never come."""
 
 
 @dataclass(slots=True)
@@ -103,6 +105,11 @@ class Stream:
     def _serve(self, reader: Reader) -> None:
         refill = self.refill
         if self.leader:
+            if self.holder.partial:
+                # What it holds was proven against somebody's word: that word is heard first.
+                refill.settled.wait()
+                if refill.failure is not None:
+                    return
             refill.join(self.holder, reader.describe())
             self.joined.set()
         else:
@@ -124,7 +131,7 @@ class Stream:
     def _read(self, reader: Reader, agreed: Agreed) -> None:
         places = Places(agreed.described[self.holder.name].tensors, self.refill.wanted.tensors)
         known = Bitmap(len(agreed.chunks)) if self.holder.partial else None
-        heard = self.refill.clock.monotonic()
+        heard, news = self.refill.clock.monotonic(), False
         # What is lent is there as soon as it is permitted: nothing is gained by asking for more before.
         ahead, most = (1, LENT_MOST) if reader.lends else (ASKED_AHEAD, READ_BYTES)
         while not self.refill.gone(self.holder):
@@ -136,8 +143,7 @@ class Stream:
                     break
                 self._ask(reader, places, [agreed.chunks[n] for n in numbers])
             if self._asked:
-                self._bring(reader)
-                heard = self.refill.clock.monotonic()
+                news = self._bring(reader)
             elif numbers is None:
                 return
             elif known is not None:
@@ -145,13 +151,17 @@ class Stream:
                 self.listens = True
                 known = reader.held(before, len(agreed.chunks))
                 self.listens = False
-                if len(known) > before:
-                    heard = self.refill.clock.monotonic()
-                elif self.refill.clock.monotonic() - heard > NOTHING_NEW_SECONDS:
-                    raise RemoteFault(f"{self.holder.name} received nothing new for {NOTHING_NEW_SECONDS:g} s")
+                news = len(known) > before
             else:
                 # All that is left is under way elsewhere: who has nothing to do looks whether somebody is late.
                 self.refill.watch()
+                continue
+            now = self.refill.clock.monotonic()
+            allowed = ORPHANED_SECONDS if self.refill.orphaned else NOTHING_NEW_SECONDS
+            if news:
+                heard = now
+            elif known is not None and now - heard > allowed:
+                raise RemoteFault(f"{self.holder.name} received nothing new for {allowed:g} s")
 
     def _ask(self, reader: Reader, places: Places, chunks: Sequence[Chunk]) -> None:
         batch = _Batch(chunks, places.runs(chunks))
@@ -160,24 +170,26 @@ class Stream:
             here = self.refill.segment.view[run.whole.start : run.whole.stop]
             reader.ask(Question(chunks[0].number, len(chunks), run.there, run.bytes), here)
 
-    def _bring(self, reader: Reader) -> None:
-        """The oldest batch: all of its runs, each block proven. A chunk that has not arrived there goes back."""
+    def _bring(self, reader: Reader) -> bool:
+        """The oldest batch: all of its runs, each block proven. One that has not arrived there goes back: False."""
         batch, refill = self._asked[0], self.refill
         self._since = begun = refill.clock.monotonic()
         refill.written, whole = True, True
         for run in batch.runs:
             try:
                 if not self._bring_run(reader, run):
-                    return
+                    return False
             except Missing:
                 whole = False
         self._asked.popleft()
         self._since = None
         if whole:
-            refill.measured(self.holder.name, batch.bytes, refill.clock.monotonic() - begun)
+            seconds = refill.clock.monotonic() - begun
+            refill.measured(self.holder.name, batch.bytes, seconds, lent=reader.lends)
             refill.placed(self.holder.name, batch.chunks)
         else:
             refill.returned(batch.chunks)
+        return whole
 
     def _bring_run(self, reader: Reader, run: Run) -> bool:
         """False when the refill failed meanwhile."""
@@ -209,6 +221,12 @@ class Stream:
             self._spent["pull"] += pulled
             self._spent["verify"] += verified
         return True
+
+    @property
+    def lends(self) -> bool:
+        """Whether its holder's bytes lie where this process reaches them."""
+        reader = self._reader
+        return reader is not None and reader.lends
 
     def late(self, now: float, fastest: float) -> str:
         """Why this stream is to be cut: its chunks take far longer than the `fastest` (bytes per second) would."""

@@ -10,7 +10,7 @@ Order within a start:  driver.command -> driver.compile_start -> (forked or spaw
                        -> handle.open_source | handle.sleep
                        -> handle.complete until nothing is left
 Order within a wake:   for each rung: handle.refill -> handle.resume -> handle.prove -> handle.open_source
-Order within a sleep:  handle.wait_idle -> handle.close_source -> handle.sleep -> measure
+Order within a sleep:  handle.wait_idle -> handle.close_source -> handle.sleep -> measure -> handle.open_relay
 """
 
 from __future__ import annotations
@@ -97,11 +97,12 @@ class EngineFacts:
 
 @dataclass(frozen=True, slots=True)
 class Refill:
-    """A refill that arrived and whose every tensor equals the source's manifest."""
+    """A refill that arrived and whose every tensor equals the source's manifest; `brought` by whom, in bytes."""
 
     bytes: int
     phases: tuple[Phase, ...]
     detail: str
+    brought: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +175,13 @@ class EngineHandle(Protocol):
         """Lets readers with a valid grant read the weights, under a new generation."""
         ...
 
+    async def open_relay(self) -> SourceOffer | None:
+        """Says where a sleeper will be read while it is filled, by others that are filled at the same time; None for an
+        engine that passes nothing on. Raises LocalFault."""
+        ...
+
     async def close_source(self, deadline_seconds: float) -> None:
-        """Refuses new readers and drains those that read; cuts them at the deadline."""
+        """Refuses new readers and drains those that read; cuts them at the deadline. So it does with a relay's."""
         ...
 
     async def wait_idle(self, deadline_seconds: float, on_timeout: OnTimeout) -> None:

@@ -171,6 +171,10 @@ class OutsideHandle(ABC):
         closed = dict.fromkeys((kind.transport for kind in RungKind if kind.transport), self.no_peers)
         return SourceOffer(self._generation, content, content, digest(fingerprint.layout), {}, weights, closed)
 
+    async def open_relay(self) -> None:
+        """It passes nothing on."""
+        return
+
     async def close_source(self, deadline_seconds: float) -> None:
         """There are no readers."""
         return

@@ -198,6 +198,10 @@ class StubHandle:
             found["generation"], content, content, layout, {"shm": address}, sizes["weight_bytes"], grant_key="k"
         )
 
+    async def open_relay(self) -> None:
+        """Nothing of it can be read."""
+        return
+
     async def close_source(self, deadline_seconds: float) -> None:
         await self._call("health")
 

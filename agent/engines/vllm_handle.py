@@ -138,8 +138,15 @@ class VllmHandle:
         return max((int(n) for n in left), default=0)
 
     async def open_source(self) -> SourceOffer:
-        key = new_key()
-        return offer(await self._ranks.all("open_source", CALL_DEADLINE, {"key": key}), key)
+        return await self._open("open_source")
+
+    async def open_relay(self) -> SourceOffer:
+        return await self._open("open_relay")
+
+    async def _open(self, operation: str) -> SourceOffer:
+        key, rate = new_key(), self._context.source_rate
+        said = await self._ranks.all(operation, CALL_DEADLINE, {"key": key})
+        return offer(said, key, rate and rate * self._ranks.count)
 
     async def close_source(self, deadline_seconds: float) -> None:
         arguments: dict[str, object] = {"deadline_seconds": deadline_seconds}

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,8 @@ def split(parts: str, count: int, what: str) -> list[str]:
 
 def refill_arguments(rung: Rung, revision: str, path: str, count: int, share: bool) -> list[dict[str, object]]:
     """What each rank is told about a rung. Raises LocalFault when the source is divided otherwise."""
-    told = {"kind": rung.kind, "revision": revision, "share": share}
+    deal = None if rung.deal is None else asdict(rung.deal)
+    told: dict[str, object] = {"kind": rung.kind, "revision": revision, "share": share, "deal": deal}
     if rung.source is None:
         return [{**told, "path": path, "sources": []}] * count
     by_source = [_by_rank(source, count) for source in (rung.source, *rung.helpers)]
@@ -80,8 +82,11 @@ def refill_arguments(rung: Rung, revision: str, path: str, count: int, share: bo
 def _by_rank(source: SourceRef, count: int) -> list[dict[str, object]]:
     addresses = split(source.address, count, "addresses")
     digests = split(source.manifest_digest, count, "manifests")
+    # An engine that outlived the agent that started it may not know what it is not asked for.
+    dealt = {"filling": source.filling, "parts": source.parts} if source.filling or source.parts else {}
+    plain = {name: value for name, value in asdict(source).items() if name not in ("filling", "parts")} | dealt
     return [
-        asdict(replace(source, address=address, manifest_digest=digest))
+        {**plain, "address": address, "manifest_digest": digest}
         for address, digest in zip(addresses, digests, strict=True)
     ]
 
@@ -100,11 +105,15 @@ def by_name(said: Sequence[Mapping[str, Any]]) -> tuple[Phase, ...]:
 def refilled(said: Sequence[Mapping[str, Any]]) -> Refill:
     """The ranks' refills as one."""
     detail = str(said[0]["detail"]) + (f", each of {len(said)} ranks" if len(said) > 1 else "")
-    return Refill(sum(int(s["bytes"]) for s in said), by_name(said), detail)
+    brought = Counter[str]()
+    for one in said:
+        brought.update({name: int(count) for name, count in one.get("brought", {}).items()})
+    return Refill(sum(int(s["bytes"]) for s in said), by_name(said), detail, dict(brought))
 
 
-def offer(said: Sequence[Mapping[str, Any]], key: str) -> SourceOffer:
-    """The ranks' sources as one. Raises LocalFault when they are of different generations."""
+def offer(said: Sequence[Mapping[str, Any]], key: str, rate_limit: int | None) -> SourceOffer:
+    """The ranks' sources as one; `rate_limit` is that of all ranks. Raises LocalFault when they are of different
+    generations."""
     generations = {int(s["generation"]) for s in said}
     if len(generations) != 1:
         raise LocalFault(f"the ranks' sources are of generations {sorted(generations)}")
@@ -117,6 +126,7 @@ def offer(said: Sequence[Mapping[str, Any]], key: str) -> SourceOffer:
         closed={k: why for s in said for k, why in s["closed"].items()},
         weight_bytes=sum(int(s["weight_bytes"]) for s in said),
         grant_key=key,
+        rate_limit=rate_limit,
     )
 
 

@@ -109,6 +109,7 @@ class HostCopy:
             "weight_bytes": manifest.weight_bytes,
             "closed": {},
             "grant_key": self._key,
+            "rate_limit": self._place.source_rate,
         }
 
     def close(self) -> None:

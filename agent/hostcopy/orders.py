@@ -92,7 +92,13 @@ def _rung(raw: object, where: str, wrong: list[FieldError]) -> list[Rung]:
         at = f"{where}.sources.{n}"
         fields = _fields(one, at, (*_SOURCE, "generation"), wrong)
         texts = {name: _text(fields.get(name), f"{at}.{name}", wrong) for name in _SOURCE}
-        sources.append(SourceRef(generation=_number(fields.get("generation"), f"{at}.generation", 0, wrong), **texts))
+        generation = _number(fields.get("generation"), f"{at}.generation", 0, wrong)
+        sources.append(
+            SourceRef(
+                texts["instance"], texts["slot"], generation, texts["manifest_digest"], texts["content_digest"],
+                texts["address"], texts["grant"],
+            )
+        )  # fmt: skip
     return [Rung(kind, "", sources[0], tuple(sources[1:]))] if kind else []
 
 

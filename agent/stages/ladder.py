@@ -118,7 +118,19 @@ def worked(tools: Tools, record: Recorder, filled: Filled, proof: Proof | None) 
     seconds = tools.clock.monotonic() - filled.begun
     source = rung.source.instance if rung.source else ""
     left = _left_aside(rung, record.rungs)
-    record.rungs.append(RungResult(rung.kind, True, said, seconds, source, refill.bytes, left))
+    filling = {helper.instance for helper in rung.helpers if helper.filling}
+    record.rungs.append(
+        RungResult(
+            rung.kind, True, said, seconds, source, refill.bytes, left,
+            brought=refill.brought,
+            passed_on=sum(count for name, count in refill.brought.items() if name in filling),
+            deal=_dealt(rung),
+        )
+    )  # fmt: skip
+
+
+def _dealt(rung: Rung) -> str:
+    return rung.deal.told if rung.deal else ""
 
 
 def _failed(
@@ -129,7 +141,7 @@ def _failed(
     record.mark("pull", f"{rung.kind} failed: {reason}")
     source = rung.source.instance if rung.source else ""
     seconds = tools.clock.monotonic() - begun
-    record.rungs.append(RungResult(rung.kind, False, reason, seconds, source, moved, cause=cause))
+    record.rungs.append(RungResult(rung.kind, False, reason, seconds, source, moved, cause=cause, deal=_dealt(rung)))
 
 
 def _disagrees(error: ProofFailed) -> str:

@@ -37,6 +37,7 @@ async def sleep(member: Member, tools: Tools, cause: str) -> None:
         await handle.close_source(READERS_DEADLINE)
         member.source = None
         told = await release(member, tools)
+        await stand_by(member, handle)
     except Exception as error:  # noqa: BLE001 - an engine between awake and asleep is of no use
         reason = f"sleep failed: {explain(error)}"
         _log.warning("sleep.failed", instance=member.instance, reason=reason)
@@ -44,6 +45,16 @@ async def sleep(member: Member, tools: Tools, cause: str) -> None:
         member.fail(reason, RETRY_AFTER)
         return
     member.move(State.DORMANT, told)
+
+
+async def stand_by(member: Member, handle: EngineHandle) -> None:
+    """Lets a sleeper say where it will be read while it is filled. One that cannot wakes as well, and passes nothing
+    on."""
+    member.relay = None
+    try:
+        member.relay = await handle.open_relay()
+    except RelightError as error:
+        _log.warning("relay.closed", instance=member.instance, reason=explain(error))
 
 
 async def _complete(member: Member, handle: EngineHandle) -> None:

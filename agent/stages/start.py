@@ -9,7 +9,7 @@ from relight.agent.member import Member
 from relight.agent.stages import ladder, process
 from relight.agent.stages.common import END_GRACE, RETRY_AFTER, Recorder, Tools, explain, fault
 from relight.agent.stages.process import FORKED
-from relight.agent.stages.sleep import release
+from relight.agent.stages.sleep import release, stand_by
 from relight.agent.stages.warm_up import warm_up
 from relight.core.errors import InvalidInput
 from relight.core.logs import get_logger
@@ -85,6 +85,7 @@ async def _start(member: Member, tools: Tools, record: Recorder, remaining: floa
             await handle.close_source(0.0)
             member.source = None
         told = await release(member, tools)
+        await stand_by(member, handle)
         record.mark("sleep", told)
         record.finish(True, member.assignment.cause)
         member.move(State.DORMANT, told)

@@ -164,23 +164,31 @@ class _Builder:
         found = [
             granted
             for reference in (rung.source, *rung.helpers)
-            if (granted := self._granted(rung.kind, reference.instance, rank, receiver, lifetime_seconds))
+            if (granted := self._granted(rung.kind, reference, rank, receiver, lifetime_seconds))
             # Whatever was planned: no permission goes from one tenant to another.
             and self._tenants.get(granted.slot) == self._tenants.get(slot)
         ]
-        return replace(rung, source=found[0], helpers=tuple(found[1:])) if found else None
+        if not found or found[0].filling:
+            return None
+        return replace(rung, source=found[0], helpers=tuple(found[1:]))
 
     def _granted(
-        self, kind: RungKind, instance: str, rank: int, receiver: str, lifetime_seconds: float
+        self, kind: RungKind, planned: SourceRef, rank: int, receiver: str, lifetime_seconds: float
     ) -> SourceRef | None:  # fmt: skip
         """The reference to one member of a source, with a grant; None when it offers nothing (any more)."""
-        if kind.from_host_tier:
+        instance = planned.instance
+        member = _member(self._views.get(instance), rank)
+        if kind.from_host_tier and not planned.filling:
             copy = self._copies.get(instance)
             if copy is None or rank:
                 return None
             reference, key = copy.reference(kind), copy.offer.grant_key
+        elif planned.filling:
+            relay = member.report.relay if member is not None and member.report is not None else None
+            if relay is None or relay.generation != planned.generation:
+                return None
+            reference, key = planned, relay.grant_key
         else:
-            member = _member(self._views.get(instance), rank)
             if member is None or member.report is None or member.report.source is None:
                 return None
             reference, key = source_for(kind, member, instance), member.report.source.grant_key
@@ -198,7 +206,7 @@ class _Builder:
             # The source refuses an empty grant and says so, and the ladder goes on: a rung never vanishes.
             log.warning("grant.unusable-key", instance=reference.instance)
             grant = ""
-        return replace(reference, grant=grant)
+        return replace(reference, grant=grant, parts=planned.parts)
 
     def _operation(self, placement: Placement, view: InstanceView | None) -> str:
         """The operation that this placement is of, with its `decide` phase; a new one where nobody asked."""

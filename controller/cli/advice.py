@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -28,9 +28,13 @@ def capabilities(
     state: State = None,
     server: Server = None,
     slot: Annotated[str | None, typer.Option(help="Only of this slot.")] = None,
+    paths: Annotated[bool, typer.Option("--paths", help="Which slots reach each other, and by what, instead.")] = False,
     output: Shown = Output.TABLE,
 ) -> None:
     """What engines can do on each slot's devices and versions, and what that rests on."""
+    if paths:
+        _paths([p for p in connected(server, state).items("/api/v1/paths") if slot in (None, p["slot"])], output)
+        return
     found = [c for c in connected(server, state).items("/api/v1/capabilities") if slot in (None, c["slot"])]
     if output is Output.TABLE:
         for each in found:
@@ -38,6 +42,17 @@ def capabilities(
     columns = [
         ("SLOT", "slot"), ("ENGINE", "engine"), ("CAPABILITY", "name"), ("DEVICES", "devices"), ("VERDICT", "verdict"),
         ("SEEN", "since"), ("REASON", "reason"),
+    ]  # fmt: skip
+    render.emit(found, output, columns)
+
+
+def _paths(found: list[dict[str, Any]], output: Output) -> None:
+    if output is Output.TABLE:
+        for each in found:
+            each["since"] = render.when(each["at"])
+    columns = [
+        ("SLOT", "slot"), ("READS", "to"), ("BY", "transport"), ("VERDICT", "verdict"), ("TRIED", "since"),
+        ("REASON", "reason"),
     ]  # fmt: skip
     render.emit(found, output, columns)
 

@@ -115,6 +115,11 @@ def waterfall(timeline: dict[str, Any]) -> None:
     for rung in timeline.get("rungs", ()):
         mark = "took" if rung["ok"] else "failed"
         console.print(f"  rung {rung['kind']} {mark} ({rung['seconds']:.3f} s): {rung['reason']}", highlight=False)
+        if len(rung.get("brought", {})) > 1:
+            told = ", ".join(f"{size(count)} from {name}" for name, count in rung["brought"].items())
+            console.print(f"    {told}", highlight=False)
+        if rung.get("deal"):
+            console.print(f"    {rung['deal']}", highlight=False)
     console.print(f"  accounted for: {merged(phases, begin, end) / total:.1%} of {total:.3f} s", highlight=False)
     if timeline.get("cache"):
         console.print(f"  compile cache: {cached(timeline['cache'])}", highlight=False)

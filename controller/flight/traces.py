@@ -114,6 +114,8 @@ def _rung_facts(rung: RungResult) -> dict[str, Any]:
         "source": rung.source,
         "bytes": rung.bytes,
         "instead_of": rung.instead_of,
+        "brought": ", ".join(f"{count} by {name}" for name, count in rung.brought.items()),
+        "deal": rung.deal,
     }
 
 

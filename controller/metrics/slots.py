@@ -66,6 +66,12 @@ class SlotMetrics:
             "relight_host_copy_budget_bytes", "Bytes of host memory that a slot's copies of weights may take", slot,
             unit="bytes", registry=registry,
         )  # fmt: skip
+        self._paths = Gauge(
+            "relight_paths",
+            "Ways by which a slot tried to read another one; `verdict` says whether they are open",
+            ["slot", "transport", "verdict"],
+            registry=registry,
+        )
         self._seen: dict[tuple[str, str], int] = {}
 
     def seen(self, snapshot: Snapshot) -> None:
@@ -79,6 +85,10 @@ class SlotMetrics:
             self._devices.labels(kind, str(healthy).lower()).set(count)
         self._caches(snapshot)
         self._host_copies(snapshot)
+        self._paths.clear()
+        ways = Tally((s.slot, w.transport, w.verdict) for s in snapshot.slots if s.alive for w in s.reach)
+        for (slot, transport, verdict), count in ways.items():
+            self._paths.labels(slot, transport, verdict).set(count)
 
     def _caches(self, snapshot: Snapshot) -> None:
         shown = {"bundles": self._bundles, "bytes": self._bytes, "quota": self._quota, "quarantined": self._quarantined}

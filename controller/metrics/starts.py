@@ -82,6 +82,13 @@ class StartMetrics:
             unit="bytes",
             registry=registry,
         )
+        self._passed_on = Counter(
+            "relight_transfer_passed_on_bytes_total",
+            "Of those, bytes that came from instances which were being filled themselves",
+            ["model", "rung"],
+            unit="bytes",
+            registry=registry,
+        )
         self._moving = Histogram(
             "relight_transfer_seconds",
             "Seconds that good rungs took, proof included",
@@ -138,6 +145,7 @@ class StartMetrics:
                 continue
             if rung.bytes > 0:
                 self._moved.labels(timeline.model, rung.kind).inc(rung.bytes)
+                self._passed_on.labels(timeline.model, rung.kind).inc(rung.passed_on)
                 self._moving.labels(timeline.model, rung.kind).observe(max(0.0, rung.seconds))
             if rung.instead_of:
                 self._slow.labels(timeline.model, rung.kind, rung.instead_of.partition(":")[0]).inc()

@@ -112,7 +112,7 @@ class Observer:
             view = SlotView(
                 name, alive, report.boot_id, report.force_tcp, report.engines, report.devices, report.transports,
                 report.cache, remembered(report.cache, before), report.host_tier, facts=report.facts,
-                capabilities=report.capabilities,
+                capabilities=report.capabilities, reach=report.reach,
             )  # fmt: skip
         awaited = self._fleet.awaits(name)
         # Nobody else knows what runs there: were it not counted, another would be woken in its stead.
@@ -171,6 +171,7 @@ class Observer:
             drained=drained,
             drain_until=until,
             in_flight=self._gateways.in_flight(name),
+            reads=_reads(first, state),
         )
 
     def _drain(self, assigned: InstanceAssignment, state: State) -> tuple[bool, float | None]:
@@ -238,6 +239,13 @@ class Observer:
             failed_at=stored.at,
             remembered=True,
         )
+
+
+def _reads(assigned: InstanceAssignment, state: State) -> str:
+    """Whom one that comes up was told to read first, as far as can be said from here."""
+    coming = assigned.desired in (Desired.READY, Desired.DORMANT) and state in (State.STARTING, State.WAKING)
+    source = assigned.rungs[0].source if coming and assigned.rungs else None
+    return source.instance if source else ""
 
 
 def _report_of(seen: SlotSeen | None, instance: str, rank: int) -> InstanceReport | None:

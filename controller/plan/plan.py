@@ -8,11 +8,13 @@ that a missing replica needs; among models those of higher priority come first (
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from relight.controller.plan.capable import closed_modes, no_sleep
 from relight.controller.plan.devices import FreeDevices
+from relight.controller.plan.fanout import share_out
 from relight.controller.plan.fleet import ModelFleet, due, retry_at, same_runtime, sort_fleet
 from relight.controller.plan.modes import STARTS, Chosen, choose, ruled_out, start_price, wake_price, with_sleep
 from relight.controller.plan.order import in_turn
@@ -93,9 +95,21 @@ class _Planner:
             if key in decisions:
                 self._guardians(self._views[key], self._fleet[key], decisions[key])
         # What a later step decides about an instance replaces what an earlier one did.
-        last = {placement.instance: placement for placement in self._placements}
+        last = self._shared_out({placement.instance: placement for placement in self._placements})
         placements, unplaced = tuple(last.values()), tuple(self._unplaced)
         return Plan(self._snapshot.revision, self._decisions, placements, unplaced, tuple(self._waiting))
+
+    def _shared_out(self, placements: dict[str, Placement]) -> dict[str, Placement]:
+        """The placements, with guardians of one model that wake at the same time reading from each other, too."""
+        views = {i.instance: i for i in self._snapshot.instances if not i.remembered}
+        wakes: dict[str, list[tuple[Placement, InstanceView]]] = defaultdict(list)
+        for p in placements.values():
+            if p.mode is Mode.GUARDIAN and p.desired is Desired.READY and p.rungs and p.instance in views:
+                wakes[p.model].append((p, views[p.instance]))
+        for group in wakes.values():
+            if len(group) > 1:
+                placements |= share_out(group, self._sources, self._predictions.rates())
+        return placements
 
     def _replicas(self, view: ModelView | None, lists: ModelFleet, decision: Decision) -> None:
         self._placements += give_up_failed(lists)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from relight.controller.plan.fleet import first_difference, runtime_digest
+from relight.controller.plan.reach import CLEAR, closed, equipped, tried
 from relight.core.fingerprint import digest
 from relight.core.records import (
     Desired,
@@ -90,7 +92,8 @@ class Sources:
             and all(m.slot in self._slots and m.report and m.report.source for m in i.members)
         ]
         self._copies = copies_of(snapshot)
-        self._readers: dict[str, int] = {}
+        self._before = Counter(i.reads for i in snapshot.instances if i.reads)
+        self._readers = self._before.copy()
 
     def ladder(self, spec: ModelSpec, receiver: InstanceView, allowed: Sequence[RungKind]) -> Ladder:
         """The rungs of a wake of `receiver` for `spec`; `allowed` empty means that the spec's all are."""
@@ -124,7 +127,7 @@ class Sources:
                 refused.append(f"{source.instance}: {why}")
             else:
                 fitting.append(source)
-        fitting.sort(key=lambda s: (self._readers.get(s.instance, 0), s.in_flight, s.instance))
+        fitting.sort(key=lambda s: (self._readers[s.instance], s.in_flight, s.instance))
         # Stable: the order of the spec, but for the disk, which is last whatever was written.
         for kind in sorted(dict.fromkeys(spec.rungs), key=lambda k: k is RungKind.DISK):
             if allowed and kind not in allowed:
@@ -211,14 +214,13 @@ class Sources:
     def _copied(self, kind: RungKind, spec: ModelSpec, receiver: InstanceView) -> tuple[list[Rung], str]:
         """Copies of the host tier that `receiver` can read by `kind`, or why there is none."""
         found, whys = [], dict[str, None]()
-        for copy in sorted(self._copies, key=lambda c: (self._readers.get(c.report.copy, 0), c.report.copy)):
+        for copy in sorted(self._copies, key=lambda c: (self._readers[c.report.copy], c.report.copy)):
             if copy.report.content.model != spec.key or strangers(copy.slot.pool, spec.pool):
                 continue
-            why = _other_copy(copy, spec, receiver, self._slots) or self._unreachable(
-                kind, receiver, copy, spec.encrypt
-            )
-            if why:
+            if why := _other_copy(copy, spec, receiver, self._slots):
                 whys[f"{copy.report.copy}: {why}"] = None
+            elif why := self._unreachable(kind, receiver, copy, spec.encrypt):
+                whys[why] = None
             else:
                 found.append(copy.rung(kind))
         return found, "; ".join(whys) or "no slot keeps a copy of it"
@@ -237,27 +239,37 @@ class Sources:
 
     def _unreachable(self, kind: RungKind, receiver: InstanceView, copy: HostCopy, encrypt: bool) -> str:
         here = self._slots.get(receiver.members[0].slot)
-        if here is None:
-            return "the receiver's slot is not known any more"
-        if kind is RungKind.HOST_SHM and not _one_host(here, copy.slot):
-            return "it is on another host"
-        if kind.transport not in copy.offer.addresses:
-            return f"it does not serve {kind.transport}"
-        return _clear(kind, copy.offer) if encrypt else ""
+        return closed(kind, here, copy.slot, copy.offer, encrypt, copy.report.copy)
+
+    def slot(self, name: str) -> SlotView | None:
+        """The slot of that name, if it is alive."""
+        return self._slots.get(name)
+
+    def offer(self, kind: RungKind, name: str) -> SourceOffer | None:
+        """What the replica or copy that a rung of `kind` names offers."""
+        if kind.from_host_tier:
+            return next((c.offer for c in self._copies if c.report.copy == name), None)
+        return next((_offer(s.members[0]) for s in self._ready if s.instance == name), None)
+
+    def busy(self, name: str) -> int:
+        """How many were reading from it before this plan."""
+        return self._before[name]
 
     def note_reader(self, rungs: Sequence[Rung]) -> None:
         """Counts one more reader for the source of the first rung."""
         if rungs and rungs[0].source is not None:
-            name = rungs[0].source.instance
-            self._readers[name] = self._readers.get(name, 0) + 1
+            self._readers[rungs[0].source.instance] += 1
 
     def _peer(self, kind: RungKind, receiver: InstanceView, source: InstanceView) -> Rung:
         reference = source_for(kind, source.members[0], source.instance)
         where = "on the same host" if kind is RungKind.PEER_SHM else f"on slot {reference.slot}"
+        here, there = self._pairs(receiver, source)[0]
         slower = kind is RungKind.PEER_TCP and self._equipped(receiver, source)
         why = self._closed(RungKind.PEER_RDMA, receiver, source, False) if slower else ""
         left = f"{RungKind.PEER_RDMA}: {why}" if slower else ""
-        return Rung(kind, f"{source.instance} is ready {where}", reference, instead_of=left)
+        return Rung(
+            kind, f"{source.instance} is ready {where} ({tried(kind, here, there)})", reference, instead_of=left
+        )
 
     def _pairs(self, receiver: InstanceView, source: InstanceView) -> list[tuple[SlotView | None, SlotView | None]]:
         """The slots of each rank here and there."""
@@ -291,48 +303,20 @@ class Sources:
         return ""
 
     def _equipped(self, receiver: InstanceView, source: InstanceView) -> bool:
-        """Whether RDMA is what one expects between them: both ends have cards, and are not one host."""
-        name = RungKind.PEER_RDMA.transport
-        return all(
-            a is not None and b is not None and name in a.transports and name in b.transports and not _one_host(a, b)
-            for a, b in self._pairs(receiver, source)
-        )
+        """Whether RDMA is what one expects between them."""
+        return all(equipped(a, b) for a, b in self._pairs(receiver, source))
 
     def _closed(self, kind: RungKind, receiver: InstanceView, source: InstanceView, encrypt: bool) -> str:
         """Why `receiver` cannot read `source` by `kind`; empty when it can."""
         offer = _offer(source.members[0])
-        for here, there in self._pairs(receiver, source):
-            if here is None or there is None:
-                return f"{source.instance} is on a slot that is not known any more"
-            if kind is RungKind.PEER_SHM and not _one_host(here, there):
-                return f"{source.instance} is on another host"
-            if kind is RungKind.PEER_RDMA:
-                for slot in (here, there):
-                    if why := slot.transports.get(kind.transport, "no RDMA card"):
-                        return f"{slot.slot}: {why}"
-        if kind.transport not in offer.addresses:
-            return f"{source.instance}: {offer.closed.get(kind.transport, f'does not serve {kind.transport}')}"
-        if encrypt and (why := _clear(kind, offer)):
-            return f"{source.instance}: {why}"
-        return ""
-
-
-CLEAR = "bytes would travel in the clear, and the model asks for encryption"
-
-
-def _clear(kind: RungKind, offer: SourceOffer) -> str:
-    """Why bytes of this offer would cross a network unencrypted; empty when they would not."""
-    own_host = kind in (RungKind.PEER_SHM, RungKind.HOST_SHM)
-    return "" if own_host or offer.addresses[kind.transport].startswith("tls:") else CLEAR
+        pairs = self._pairs(receiver, source)
+        whys = (closed(kind, here, there, offer, encrypt, source.instance) for here, there in pairs)
+        return next(filter(None, whys), "")
 
 
 def _no_copy(receiver: InstanceView) -> str:
     """Why `receiver` has no copy of its weights in host memory; empty when it has."""
     return "" if receiver.level == 1 else f"it sleeps at level {receiver.level}, which keeps no copy"
-
-
-def _one_host(a: SlotView, b: SlotView) -> bool:
-    return bool(a.boot_id) and a.boot_id == b.boot_id and not a.force_tcp and not b.force_tcp
 
 
 def _together(found: Sequence[Rung]) -> Rung:

@@ -21,7 +21,7 @@ from relight.core.errors import Denied, FieldError, InvalidInput, RelightError, 
 from relight.core.hosting import copy_name
 from relight.core.ids import is_name
 from relight.core.logs import get_logger
-from relight.core.records import Assignment, CacheReport, CacheRing, HostReport, HostTier, SlotReport
+from relight.core.records import Assignment, CacheReport, CacheRing, HostReport, HostTier, Neighbours, SlotReport
 from relight.core.states import State
 from relight.core.tenants import tenant
 from relight.protos.convert import from_proto, to_proto
@@ -44,6 +44,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         catalog.listen(self._stored)
         reconciler.rings.listen(self._poke_all)
         reconciler.hosts.listen(self._poke_all)
+        reconciler.neighbours.listen(self._poke_all)
 
     def _poke_all(self) -> None:
         for slot in self._streams:
@@ -86,6 +87,7 @@ class _Stream:
         self._event = asyncio.Event()
         self._told: tuple[tuple[int, int], CacheRing] | None = None
         self._told_tier: tuple[tuple[int, int], HostTier | None] | None = None
+        self._told_neighbours: Neighbours | None = None
         self._reader = asyncio.create_task(self._read(reports))
         self._reader.add_done_callback(lambda _: self._event.set())
 
@@ -104,9 +106,9 @@ class _Stream:
     async def assignments(self) -> AsyncIterator[Assignment]:
         """Each assignment that the agent should have and was not sent on this stream; ends with the stream.
 
-        Ring and host tier travel with it, and send it again when they are others or their grants are due.
+        Ring, host tier and neighbours travel with it, and send it again when they are others or their grants are due.
         """
-        sent: tuple[int, int, CacheRing | None, HostTier | None] = (-1, -1, None, None)
+        sent: tuple[int, int, CacheRing | None, HostTier | None, Neighbours | None] = (-1, -1, None, None, None)
         while True:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._event.wait(), renewed_in(self._service._clock.now()) + 1.0)
@@ -122,11 +124,20 @@ class _Stream:
             assignment = self._wanted(seen.report)
             if assignment is None:
                 continue
-            ring, tier = self._ring(), self._tier()
-            newest = (assignment.epoch, assignment.revision, ring, tier)
+            ring, tier, neighbours = self._ring(), self._tier(), self._neighbours()
+            newest = (assignment.epoch, assignment.revision, ring, tier, neighbours)
             if newest != sent:
                 sent = newest
-                yield replace(assignment, ring=ring, host_tier=tier, caller=self._service._caller(self._slot))
+                caller = self._service._caller(self._slot)
+                yield replace(assignment, ring=ring, host_tier=tier, neighbours=neighbours, caller=caller)
+
+    def _neighbours(self) -> Neighbours | None:
+        known = self._service._reconciler.neighbours
+        if known.present is None:
+            return None
+        if self._told_neighbours is None or self._told_neighbours.revision != known.present.revision:
+            self._told_neighbours = known.told(self._slot)
+        return self._told_neighbours
 
     def _tier(self) -> HostTier | None:
         present, now = self._service._reconciler.hosts.present, self._service._clock.now()
@@ -185,10 +196,16 @@ def _check(report: SlotReport, slot: str) -> None:
         if not 0 <= instance.rank < max(1, instance.members):
             wrong.append(FieldError(f"instances.{n}.rank", f"0 to {instance.members - 1}", str(instance.rank)))
     wrong += _check_cache(report.cache) + _check_host_tier(report.slot, report.host_tier)
+    if len(report.reach) > MOST_REACH:
+        wrong.append(FieldError("reach", f"at most {MOST_REACH} ways", str(len(report.reach))))
+    for n, way in enumerate(report.reach[:MOST_REACH]):
+        if not is_name(way.slot) or len(way.transport) > 16 or len(way.reason) > 4096:
+            wrong.append(FieldError(f"reach.{n}", "the name of a slot, a transport, a reason", repr(way)[:80]))
     if wrong:
         raise InvalidInput("not a valid SlotReport", wrong)
 
 
+MOST_REACH = 64
 _KEY = re.compile("[0-9a-f]{64}")
 _ADDRESS = re.compile(r"(tcp|tls):\S{1,255}:\d{1,5}")
 

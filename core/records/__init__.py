@@ -14,6 +14,12 @@ from relight.core.records.assigned import (
     CacheRing as CacheRing,
 )
 from relight.core.records.assigned import (
+    Deal as Deal,
+)
+from relight.core.records.assigned import (
+    Door as Door,
+)
+from relight.core.records.assigned import (
     HostTier as HostTier,
 )
 from relight.core.records.assigned import (
@@ -21,6 +27,9 @@ from relight.core.records.assigned import (
 )
 from relight.core.records.assigned import (
     InstanceAssignment as InstanceAssignment,
+)
+from relight.core.records.assigned import (
+    Neighbours as Neighbours,
 )
 from relight.core.records.assigned import (
     Prefetch as Prefetch,
@@ -129,6 +138,9 @@ from relight.core.records.reported import (
 )
 from relight.core.records.reported import (
     PrefetchReport as PrefetchReport,
+)
+from relight.core.records.reported import (
+    Reach as Reach,
 )
 from relight.core.records.reported import (
     RungResult as RungResult,

@@ -21,14 +21,40 @@ class SourceRef:
     """`unix:/path` for shm, `tcp:host:port` for tcp, `tls:host:port` for tcp over TLS, `rdma:host:port` for each card
     with `+` between them; by rank, separated by commas."""
     grant: str = ""
+    filling: bool = False
+    """It is being filled at the same time: it gives what it has proven so far, and may come a little later."""
+    parts: tuple[int, ...] = ()
+    """The parts of the body that are dealt to it, in the order in which they are asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deal:
+    """How receivers that are filled at the same time divide one body among them, as transfer/plan.py answered.
+
+    The body is cut into `parts` of equal length; 0 where nobody passes anything on. This receiver is the one of number
+    `turn` of `receivers`. `seconds` is when all have everything, if paths carry what is counted on.
+    """
+
+    shape: str
+    reason: str
+    seconds: float
+    receivers: int
+    turn: int
+    parts: int = 0
+
+    @property
+    def told(self) -> str:
+        """For records."""
+        return f"{self.turn + 1} of {self.receivers} at once: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
 class Rung:
     """One allowed step of the source ladder, with the reason why it stands where it stands.
 
-    `helpers` hold the same weights, and are read beside or after `source` in one and the same refill. `instead_of`
-    names a faster path that both ends are equipped for, and why it is closed.
+    `helpers` hold the same weights, and are read beside or after `source` in one and the same refill; those that are
+    filled meanwhile are among them. `instead_of` names a faster path that both ends are equipped for, and why it is
+    closed.
     """
 
     kind: RungKind
@@ -36,6 +62,8 @@ class Rung:
     source: SourceRef | None = None
     helpers: tuple[SourceRef, ...] = ()
     instead_of: str = ""
+    deal: Deal | None = None
+    """None for one that is filled alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +109,26 @@ class CacheRing:
 
 
 @dataclass(frozen=True, slots=True)
+class Door:
+    """Where an engine of another slot is read by one transport, to be tried: `grant` lets this slot in, no further."""
+
+    slot: str
+    transport: str
+    instance: str
+    address: str
+    """Of its first rank, as in SourceRef."""
+    grant: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """The doors that a slot shall try and tell of, as of a revision that grows at each change of them."""
+
+    revision: int
+    doors: tuple[Door, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class HostWanted:
     """One copy of weights that a slot shall keep in host memory: what it is, whom to read it from, and why here.
 
@@ -119,8 +167,8 @@ class HostTier:
 class Assignment:
     """All that one slot should run. Revision decides (higher replaces), epoch fences (lower is refused).
 
-    `ring`, `host_tier` and `caller` travel along and are no part of what the revision names: they are heard whenever
-    the epoch is not fenced.
+    `ring`, `host_tier`, `neighbours` and `caller` travel along and are no part of what the revision names: they are
+    heard whenever the epoch is not fenced.
     """
 
     slot: str
@@ -130,6 +178,8 @@ class Assignment:
     ring: CacheRing | None = None
     """None while the controller does not know the fleet: then the last one heard stands."""
     host_tier: HostTier | None = None
+    """None likewise."""
+    neighbours: Neighbours | None = None
     """None likewise."""
     caller: str = ""
     """SHA-256 of the token that the controller shows when it calls this slot's agent, and no other."""

@@ -15,6 +15,7 @@ from relight.core.records.reported import (
     HostReport,
     InstanceReport,
     Phase,
+    Reach,
 )
 from relight.core.records.wanted import Desired, Mode, ModelSpec, RungKind
 from relight.core.states import State
@@ -63,6 +64,8 @@ class SlotView:
     """As its agent reports them (SlotReport)."""
     capabilities: tuple[Capability, ...] = ()
     """As its agent reports them (SlotReport)."""
+    reach: tuple[Reach, ...] = ()
+    """As its agent reports it (SlotReport)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,8 @@ class InstanceView:
     """When the drain time passes; None while it is not draining."""
     in_flight: int = 0
     """Requests of it that gateways have open."""
+    reads: str = ""
+    """Whom it reads its weights from while it comes up; empty while it reads no other."""
 
 
 @dataclass(frozen=True, slots=True)

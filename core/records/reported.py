@@ -35,6 +35,12 @@ class RungResult:
     """Faster paths that were expected, and why they were not taken, as `kind: reason`; empty when none was."""
     cause: str = ""
     """A word for `reason` when it failed: the error's code, `proof-failed`, or `defect`."""
+    brought: Mapping[str, int] = field(default_factory=dict)
+    """Bytes by the instance or copy that they were read from."""
+    passed_on: int = 0
+    """How many of them came from instances that were being filled themselves."""
+    deal: str = ""
+    """How several that were filled at the same time shared the work, and why so; empty for one alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +125,8 @@ class SourceOffer:
     weight_bytes: int
     closed: Mapping[str, str] = field(default_factory=dict)
     grant_key: str = field(default="", repr=False)
+    rate_limit: int | None = None
+    """Bytes a second that all its readers together get at most; None where nothing is set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +173,8 @@ class InstanceReport:
     pid: int = 0
     endpoint: Endpoint | None = None
     source: SourceOffer | None = None
+    relay: SourceOffer | None = None
+    """Of a sleeper: where it will be read while it is filled. It has no digests yet."""
     fingerprint: Fingerprint | None = None
     failure: Failure | None = None
     memory: MemoryReading | None = None
@@ -264,6 +274,18 @@ class Capability:
     """When it was seen (wall); 0 for what was read."""
 
 
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """What came of trying to read another slot by one transport. No verdict: it was not tried, or said nothing."""
+
+    slot: str
+    transport: str
+    verdict: Verdict
+    reason: str
+    at: float
+    """When it was tried (wall)."""
+
+
 class HostState(StrEnum):
     """A copy of the host tier is read from a source, then it is one; or neither, with a reason."""
 
@@ -347,3 +369,5 @@ class SlotReport:
     """None where no cache node runs."""
     host_tier: HostReport | None = None
     """None where no memory is set aside for it."""
+    reach: tuple[Reach, ...] = ()
+    """Of the neighbours that it was told of."""

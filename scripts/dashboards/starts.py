@@ -111,6 +111,12 @@ _CHOICES = Row(
             ),
             stacked=True,
         ),
+        Panel(
+            "Ways between slots",
+            "As agents tried them, by transport; `relight capabilities --paths` says which are closed, and why.",
+            Unit.COUNT,
+            (Query("sum by (transport, verdict) (relight_paths)", "{{transport}} {{verdict}}"),),
+        ),
     ),
 )
 
@@ -138,9 +144,17 @@ _TRANSFER = Row(
         ),
         Panel(
             "Bytes by path",
-            "Weights that good rungs brought.",
+            "Weights that good rungs brought; dashed, those of them that came from instances which were being filled"
+            " themselves.",
             Unit.BYTES_PER_SECOND,
-            (Query(f"sum by (rung) (rate(relight_transfer_bytes_total{{{M}}}{R}))", "{{rung}}"),),
+            (
+                Query(f"sum by (rung) (rate(relight_transfer_bytes_total{{{M}}}{R}))", "{{rung}}"),
+                Query(
+                    f"sum by (rung) (rate(relight_transfer_passed_on_bytes_total{{{M}}}{R}))",
+                    "{{rung}} passed on",
+                    apart=True,
+                ),
+            ),
             width=12,
             stacked=True,
         ),

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relight.transfer.chunks import Places, chunk_bytes, cut
+from relight.core.errors import InvalidInput
+from relight.transfer.chunks import Places, chunk_bytes, cut, of_parts
 from relight.transfer.manifest import TensorEntry
 from relight.transfer.plan import HUGE, shares
 from relight.transfer.verify import BLOCK_BYTES, DIGEST_BYTES, block_count
@@ -106,3 +108,20 @@ def test_pages_are_dealt_out_once_evenly_and_whole(length: int, streams: int) ->
     assert all(start % HUGE == 0 for start, stop in dealt if stop > start)
     pages = [-(-(stop - start) // HUGE) for start, stop in dealt]
     assert max(pages) - min(pages) <= 1
+
+
+@given(st.integers(0, 2000), st.integers(1, 200), st.randoms(use_true_random=False))
+def test_every_chunk_lies_in_one_part_whatever_their_numbers(chunks: int, parts: int, random) -> None:
+    assert of_parts(range(parts), parts, chunks) == list(range(chunks))
+    dealt = list(range(parts))
+    random.shuffle(dealt)
+    assert sorted(of_parts(dealt, parts, chunks)) == list(range(chunks))
+    largest = max(len(of_parts([n], parts, chunks)) for n in range(parts))
+    assert largest <= -(-chunks // parts)
+
+
+@given(st.integers(-3, 10), st.integers(1, 5))
+def test_a_part_that_does_not_exist_is_refused_by_number(part: int, parts: int) -> None:
+    if not 0 <= part < parts:
+        with pytest.raises(InvalidInput, match=f"part {part} of {parts} does not exist"):
+            of_parts([part], parts, 100)

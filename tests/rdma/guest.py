@@ -31,7 +31,8 @@ from relight.core.errors import RelightError, TransferError
 from relight.core.fingerprint import Fingerprint
 from relight.core.records import RungKind, SourceRef
 from relight.plugin import doors, settings
-from relight.plugin.residency import ModelMemory, Order, Residency
+from relight.plugin.orders import ModelMemory, Order
+from relight.plugin.residency import Residency
 from relight.transfer import grants, stream
 from relight.transfer.chunks import cut
 from relight.transfer.manifest import TensorEntry, WeightManifest

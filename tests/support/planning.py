@@ -1,6 +1,6 @@
 """Slots and instances as the planner sees them, for tests of plans."""
 
-from relight.core.fingerprint import Fingerprint
+from relight.core.fingerprint import Fingerprint, digest
 from relight.core.records import (
     Desired,
     DeviceReport,
@@ -30,7 +30,13 @@ def offers(*transports, **closed):
     return SourceOffer(1, "d", "c", "", {t: f"{t}:h:1" for t in transports}, 1 << 20, closed, "ab")
 
 
-def instance(name, where, state, spec=SPEC, layout="bf16", level=2, offer=None, **changes):
+def relays(*transports, host="h", layout="bf16"):
+    """What a sleeper offers to those that are filled at the same time."""
+    addresses = {t: f"{'unix:/' if t == 'shm' else f'{t}:'}{host}:1" for t in transports}
+    return SourceOffer(1, "", "", digest({"dtype": layout}), addresses, 0, {}, "cd")
+
+
+def instance(name, where, state, spec=SPEC, layout="bf16", level=2, offer=None, relay=None, **changes):
     ready = state is State.READY
     desired = Desired.READY if ready else Desired.DORMANT
     report = InstanceReport(
@@ -38,6 +44,7 @@ def instance(name, where, state, spec=SPEC, layout="bf16", level=2, offer=None, 
         incarnation=1, level=level, fingerprint=Fingerprint(layout={"dtype": layout}),
         endpoint=Endpoint("http://x", "m") if ready else None,
         source=(offer or offers("shm", "tcp")) if ready else None,
+        relay=relay if state is State.DORMANT else None,
     )  # fmt: skip
     values = {
         "instance": name, "model": spec.key, "spec": spec, "members": (MemberView(where, 0, ("d0",), report),),

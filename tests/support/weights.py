@@ -11,7 +11,8 @@ from tests.unit.transfer.conftest import LAYOUT, make_manifest
 from relight.core.clock import SystemClock
 from relight.core.errors import LocalFault
 from relight.core.records import Mode, RungKind, SourceRef
-from relight.plugin.residency import ModelMemory, Order, Residency
+from relight.plugin.orders import ModelMemory, Order
+from relight.plugin.residency import Residency
 from relight.plugin.settings import Card, Settings
 from relight.transfer import grants
 from relight.transfer.manifest import Canary, WeightManifest
@@ -86,6 +87,17 @@ class Engine:
         """(shm address, tcp address, grant) of this engine as a source."""
         addresses, grant = self.offers()
         return addresses["shm"], addresses["tcp"], grant
+
+    def stand_by(self) -> tuple[Mapping[str, str], str]:
+        """(addresses by transport, grant) of this sleeper for those that are filled at the same time."""
+        key = grants.new_key()
+        opened = self.residency.open_relay(key)
+        claims = grants.Claims(
+            self.residency.source.instance, int(str(opened["generation"])), "", "i-b", SystemClock().now() + 60
+        )
+        addresses = opened["addresses"]
+        assert isinstance(addresses, dict)
+        return addresses, grants.mint(key, claims)
 
     def wake(
         self,

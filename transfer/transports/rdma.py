@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack
 
 from relight.core.clock import Clock
-from relight.core.errors import InvalidInput, LocalFault, RemoteFault
+from relight.core.errors import InvalidInput, LocalFault, RemoteFault, Unavailable
 from relight.transfer.device_segment import AnySegment
 from relight.transfer.source import Source
 from relight.transfer.transports import wire
@@ -29,31 +30,37 @@ class RdmaListener:
 
     kind = "rdma"
 
-    def __init__(self, device: str, host: str, port: int = 0, lost_seconds: float = LOST_SECONDS) -> None:
+    def __init__(
+        self, device: str, host: str, port: int = 0, lost_seconds: float = LOST_SECONDS, landing: Landing | None = None
+    ) -> None:
+        """A relay is served out of the `landing` that it is filled in: its card gets to know the memory when it is
+        filled, or its first reader comes, and never while it sleeps."""
         self._name, self._host, self._port, self._lost_seconds = device, host, port, lost_seconds
+        self._landing = landing
         self._acceptor: wire.Acceptor | None = None
-        self._device: Device | None = None
-        self._memory: Memory | None = None
+        self._opened: tuple[Device, Memory] | None = None
+        self._released = False
         self._readers = 0
         self._gone = threading.Condition()
+        self._lock = threading.Lock()
 
     def register(self, source: Source) -> str:
-        """Registers the whole segment with the card: pages must be there, and stay until `release`."""
+        """Registers the whole segment with the card: pages must be there, and stay until `release`; not of a relay."""
         listener = wire.listening_at(self._host, self._port)
         port = listener.getsockname()[1]
         try:
-            self._device = device = Device(self._name, self._lost_seconds)
-            self._memory = memory = device.register(source.segment.address, source.segment.bytes, readable=True)
+            if self._landing is None:
+                device = Device(self._name, self._lost_seconds)
+                self._opened = device, _registered(device, source)
         except LocalFault:
             listener.close()
-            self.release()
             raise
 
         def handle(sock: socket.socket) -> None:
             with self._gone:
                 self._readers += 1
             try:
-                _serve(sock, source, device, memory)
+                _serve(sock, source, lambda: self._reached(source))
             finally:
                 with self._gone:
                     self._readers -= 1
@@ -62,6 +69,17 @@ class RdmaListener:
         self._acceptor = wire.Acceptor(listener, handle, "relight-rdma-source")
         return f"rdma:{self._host}:{port}"
 
+    def _reached(self, source: Source) -> tuple[Device, Memory]:
+        """What readers read through. Raises Unavailable while a relay is not filled yet, LocalFault."""
+        if self._landing is not None:
+            source.dumped()
+        with self._lock:
+            if self._opened is None:
+                if self._landing is None or self._released:
+                    raise Unavailable(f"{source.instance} is no source now")
+                self._opened = self._landing.take()
+            return self._opened
+
     def release(self) -> None:
         if self._acceptor is not None:
             self._acceptor.close()
@@ -69,19 +87,31 @@ class RdmaListener:
         with self._gone:
             # Connections end before what they read through: their threads were woken, and are waited for.
             self._gone.wait_for(lambda: not self._readers, RELEASE_SECONDS)
-        if self._memory is not None:
-            self._memory.close()
-            self._memory = None
-        if self._device is not None:
-            self._device.close()
-            self._device = None
+        with self._lock:
+            self._released = True
+            opened, self._opened = self._opened, None
+        if opened is not None and self._landing is not None:
+            self._landing.give_back()
+        elif opened is not None:
+            device, memory = opened
+            memory.close()
+            device.close()
 
 
-def _serve(sock: socket.socket, source: Source, device: Device, memory: Memory) -> None:
+def _registered(device: Device, source: Source) -> Memory:
+    try:
+        return device.register(source.segment.address, source.segment.bytes, writable=False)
+    except LocalFault:
+        device.close()
+        raise
+
+
+def _serve(sock: socket.socket, source: Source, reached: Callable[[], tuple[Device, Memory]]) -> None:
     with ExitStack() as stack:
 
         def welcome(sock: socket.socket) -> None:
             # Only now: who has no grant gets no queue pair either.
+            device, memory = reached()
             connection = device.connection()
             stack.callback(connection.close)
             _introduce(sock, connection, memory)
@@ -116,7 +146,7 @@ class Landing:
             if self._open is None:
                 device = Device(self.name, self.lost_seconds)
                 try:
-                    self._open = device, device.register(self._segment.address, self._segment.bytes, readable=False)
+                    self._open = device, device.register(self._segment.address, self._segment.bytes, writable=True)
                 except LocalFault:
                     device.close()
                     raise

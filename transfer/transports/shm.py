@@ -56,7 +56,7 @@ class ShmListener:
 
         def handle(sock: socket.socket) -> None:
             if peer_uid(sock) == os.geteuid():
-                wire.serve(sock, source, welcome, wire.permitted)
+                wire.serve(sock, source, welcome, wire.permitted, lambda sock: _met(sock, source.instance))
 
         self._acceptor = wire.Acceptor(listening_here(self._path), handle, "relight-shm-source")
         return f"unix:{self._path}"
@@ -66,6 +66,16 @@ class ShmListener:
             self._acceptor.close()
             self._acceptor = None
             self._path.unlink(missing_ok=True)
+
+
+def _met(sock: socket.socket, instance: str) -> None:
+    """Passes a descriptor of memory that names the source: only who shares this kernel can read it."""
+    descriptor = os.memfd_create(f"relight-{instance}")
+    try:
+        os.write(descriptor, instance.encode())
+        socket.send_fds(sock, [wire.OK], [descriptor])
+    finally:
+        os.close(descriptor)
 
 
 def parse_address(address: str, wanted: str = "unix") -> str:
@@ -100,6 +110,35 @@ class Pages:
             if not self._users and self._peer is not None:
                 self._peer.close()
                 self._peer = None
+
+
+class ShmKnock(wire.ControlReader):
+    """Goes in with a grant that only tries; the descriptor that comes proves who answered, and that memory passes."""
+
+    def __init__(self, address: str, grant: str, source: str, deadline: float) -> None:
+        """Raises RemoteFault."""
+        path = parse_address(address)
+        sock = wire.connected(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), path, deadline, source)
+        super().__init__(sock, source)
+        self._named = ""
+        try:
+            if peer_uid(sock) != os.geteuid():
+                raise RemoteFault(f"{source}: another user's process answers at {path}")
+            self.hello(grant)
+            if self._named != source:
+                raise RemoteFault(f"{source}: {self._named or 'nobody who passes a descriptor'} answers at {path}")
+        except RemoteFault:
+            self.close()
+            raise
+
+    def answer(self) -> bytes:
+        if self._named:
+            return super().answer()
+        data, descriptors, _, _ = socket.recv_fds(self.sock, 1, 1)
+        for descriptor in descriptors:
+            self._named = os.pread(descriptor, 256, 0).decode(errors="replace")
+            os.close(descriptor)
+        return data
 
 
 class ShmReader(wire.SocketReader):

@@ -216,9 +216,10 @@ class Device:
         self.mtu, self.lid = int(port.active_mtu), int(port.lid)
         self._pd = _attempt(f"a protection domain on {name}", lambda: _module("pd").PD(self._context))
 
-    def register(self, address: int, length: int, *, readable: bool) -> Memory:
-        """Registers [address, address + length); `readable` by whoever gets its key. Raises LocalFault."""
-        access = _constant("IBV_ACCESS_REMOTE_READ") if readable else _constant("IBV_ACCESS_LOCAL_WRITE")
+    def register(self, address: int, length: int, *, writable: bool) -> Memory:
+        """Registers [address, address + length), to be read by whoever gets its key; `writable` by this device's own
+        reads, too. Raises LocalFault."""
+        access = _constant("IBV_ACCESS_REMOTE_READ") | (_constant("IBV_ACCESS_LOCAL_WRITE") if writable else 0)
         made = _attempt(
             f"registering {length} bytes with {self.name} (memlock limit?)",
             lambda: _module("mr").MR(self._pd, length, access, address=address),

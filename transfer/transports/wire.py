@@ -9,6 +9,8 @@
       FINISH     server  status 0 says that pin, grant and generation were good up to now
     server  status 1 and an error frame at any of these, then the end
 
+Whoever shows a grant that only tries is welcomed (by shm with a descriptor that names the source), and may finish.
+
 A frame is a u32 length (at most MAX_FRAME) and that many bytes. Numbers are big-endian. Nothing is ever
 unpickled: manifests are bounded JSON, weights are raw bytes.
 """
@@ -25,7 +27,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
-from relight.core.errors import InvalidInput, LocalFault, RelightError, RemoteFault
+from relight.core.errors import Denied, InvalidInput, LocalFault, RelightError, RemoteFault
 from relight.transfer.board import Bitmap
 from relight.transfer.manifest import WeightManifest, parse
 from relight.transfer.source import NotYet, Pin, Source
@@ -42,6 +44,10 @@ OK, REFUSED, NOT_YET = b"\x00", b"\x01", b"\x02"
 
 PART_SECONDS, PART_READS = 1.0, 64
 """How long, and for how many pieces of what it still sends, a refused reader is waited for to hang up."""
+
+
+class Refused(RemoteFault):
+    """The source was reached, and would not."""
 
 
 class Closed(Exception):
@@ -91,13 +97,30 @@ def _refuse(sock: socket.socket, error: Exception) -> None:
     send_frame(sock, json.dumps({"error": reason[:2000]}).encode())
 
 
+def welcome_plain(sock: socket.socket) -> None:
+    """Answers a hello."""
+    sock.sendall(OK)
+
+
 def serve(
-    sock: socket.socket, source: Source, welcome: Callable[[socket.socket], None], deliver: Deliver
+    sock: socket.socket, source: Source, welcome: Callable[[socket.socket], None], deliver: Deliver,
+    met: Callable[[socket.socket], None] = welcome_plain,
 ) -> None:  # fmt: skip
-    """Serves one reader until it finishes or goes; the pin lives exactly as long as the connection."""
+    """Serves one reader until it finishes or goes; the pin lives exactly as long as the connection.
+
+    Whoever only tries is `met`, and never welcomed.
+    """
     pin: Pin | None = None
     try:
         pin = source.admit(_grant(receive_frame(sock, MAX_HELLO)))
+        if pin.claims.tries:
+            met(sock)
+            operation, *_ = _QUESTION.unpack(receive(sock, _QUESTION.size))
+            if operation != FINISH:
+                raise Denied("this grant lets its bearer in and no further", authenticated=True)
+            source.confirm(pin)
+            sock.sendall(OK)
+            return
         welcome(sock)
         while True:
             _answer(sock, source, pin, deliver, *_QUESTION.unpack(receive(sock, _QUESTION.size)))
@@ -148,11 +171,6 @@ def _answer(
 def permitted(sock: socket.socket, source: Source, offset: int, length: int) -> None:
     """For readers that fetch the bytes themselves: the next permission waits for the source's pace."""
     source.pace.wait(length)
-
-
-def welcome_plain(sock: socket.socket) -> None:
-    """Answers a hello."""
-    sock.sendall(OK)
 
 
 def _part(sock: socket.socket) -> None:
@@ -293,7 +311,7 @@ class ControlReader:
             raise RemoteFault(f"{self.source}: no answer {why}") from error
         except (OSError, Closed, ValueError, AttributeError, InvalidInput) as error:
             raise RemoteFault(f"{self.source}: connection lost ({error or 'closed'})") from error
-        raise RemoteFault(f"{self.source} {what}: {reason}")
+        raise Refused(f"{self.source} {what}: {reason}")
 
     def answer(self) -> bytes:
         """The one byte that begins each answer."""
@@ -376,9 +394,16 @@ def listening_at(host: str, port: int) -> socket.socket:
     return listening(sock, (host, port))
 
 
-def reaching(host: str, port: int, deadline: float, source: str) -> socket.socket:
-    """A TCP connection to `source`. Raises RemoteFault."""
-    sock = connected(socket.socket(_family(host), socket.SOCK_STREAM), (host, port), deadline, source)
+def reaching(host: str, port: int, deadline: float, source: str, own: str = "") -> socket.socket:
+    """A TCP connection to `source`, from the address `own` where one is given. Raises RemoteFault, LocalFault."""
+    sock = socket.socket(_family(host), socket.SOCK_STREAM)
+    if own:
+        try:
+            sock.bind((own, 0))
+        except OSError as error:
+            sock.close()
+            raise LocalFault(f"cannot speak from {own}: {error}") from error
+    connected(sock, (host, port), deadline, source)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock
 

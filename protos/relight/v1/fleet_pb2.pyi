@@ -675,6 +675,8 @@ class SourceRef(_message.Message):
     CONTENT_DIGEST_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
     GRANT_FIELD_NUMBER: _builtins.int
+    FILLING_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
     instance: _builtins.str
     slot: _builtins.str
     generation: _builtins.int
@@ -682,6 +684,9 @@ class SourceRef(_message.Message):
     content_digest: _builtins.str
     address: _builtins.str
     grant: _builtins.str
+    filling: _builtins.bool
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
@@ -692,14 +697,50 @@ class SourceRef(_message.Message):
         content_digest: _builtins.str = ...,
         address: _builtins.str = ...,
         grant: _builtins.str = ...,
+        filling: _builtins.bool = ...,
+        parts: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "content_digest", b"content_digest", "generation", b"generation", "grant", b"grant", "instance", b"instance", "manifest_digest", b"manifest_digest", "slot", b"slot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "content_digest", b"content_digest", "filling", b"filling", "generation", b"generation", "grant", b"grant", "instance", b"instance", "manifest_digest", b"manifest_digest", "parts", b"parts", "slot", b"slot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SourceRef: _TypeAlias = SourceRef  # noqa: Y015
+
+@_typing.final
+class Deal(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHAPE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    RECEIVERS_FIELD_NUMBER: _builtins.int
+    TURN_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    shape: _builtins.str
+    reason: _builtins.str
+    seconds: _builtins.float
+    receivers: _builtins.int
+    turn: _builtins.int
+    parts: _builtins.int
+    def __init__(
+        self,
+        *,
+        shape: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        seconds: _builtins.float = ...,
+        receivers: _builtins.int = ...,
+        turn: _builtins.int = ...,
+        parts: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["parts", b"parts", "reason", b"reason", "receivers", b"receivers", "seconds", b"seconds", "shape", b"shape", "turn", b"turn"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Deal: _TypeAlias = Deal  # noqa: Y015
 
 @_typing.final
 class Rung(_message.Message):
@@ -710,6 +751,7 @@ class Rung(_message.Message):
     SOURCE_FIELD_NUMBER: _builtins.int
     HELPERS_FIELD_NUMBER: _builtins.int
     INSTEAD_OF_FIELD_NUMBER: _builtins.int
+    DEAL_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
     reason: _builtins.str
     instead_of: _builtins.str
@@ -717,6 +759,8 @@ class Rung(_message.Message):
     def source(self) -> Global___SourceRef: ...
     @_builtins.property
     def helpers(self) -> _containers.RepeatedCompositeFieldContainer[Global___SourceRef]: ...
+    @_builtins.property
+    def deal(self) -> Global___Deal: ...
     def __init__(
         self,
         *,
@@ -725,13 +769,19 @@ class Rung(_message.Message):
         source: Global___SourceRef | None = ...,
         helpers: _abc.Iterable[Global___SourceRef] | None = ...,
         instead_of: _builtins.str = ...,
+        deal: Global___Deal | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_source", b"_source", "source", b"source"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_deal", b"_deal", "_source", b"_source", "deal", b"deal", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_source", b"_source", "helpers", b"helpers", "instead_of", b"instead_of", "kind", b"kind", "reason", b"reason", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deal", b"_deal", "_source", b"_source", "deal", b"deal", "helpers", b"helpers", "instead_of", b"instead_of", "kind", b"kind", "reason", b"reason", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__deal: _TypeAlias = _typing.Literal["deal"]  # noqa: Y015
+    _WhichOneofArgType__deal: _TypeAlias = _typing.Literal["_deal", b"_deal"]  # noqa: Y015
     _WhichOneofReturnType__source: _TypeAlias = _typing.Literal["source"]  # noqa: Y015
     _WhichOneofArgType__source: _TypeAlias = _typing.Literal["_source", b"_source"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__deal) -> _WhichOneofReturnType__deal | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__source) -> _WhichOneofReturnType__source | None: ...
 
 Global___Rung: _TypeAlias = Rung  # noqa: Y015
@@ -814,6 +864,7 @@ class Assignment(_message.Message):
     RING_FIELD_NUMBER: _builtins.int
     HOST_TIER_FIELD_NUMBER: _builtins.int
     CALLER_FIELD_NUMBER: _builtins.int
+    NEIGHBOURS_FIELD_NUMBER: _builtins.int
     slot: _builtins.str
     epoch: _builtins.int
     revision: _builtins.int
@@ -824,6 +875,8 @@ class Assignment(_message.Message):
     def ring(self) -> Global___CacheRing: ...
     @_builtins.property
     def host_tier(self) -> Global___HostTier: ...
+    @_builtins.property
+    def neighbours(self) -> Global___Neighbours: ...
     def __init__(
         self,
         *,
@@ -834,21 +887,80 @@ class Assignment(_message.Message):
         ring: Global___CacheRing | None = ...,
         host_tier: Global___HostTier | None = ...,
         caller: _builtins.str = ...,
+        neighbours: Global___Neighbours | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_host_tier", b"_host_tier", "_ring", b"_ring", "host_tier", b"host_tier", "ring", b"ring"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_host_tier", b"_host_tier", "_neighbours", b"_neighbours", "_ring", b"_ring", "host_tier", b"host_tier", "neighbours", b"neighbours", "ring", b"ring"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_host_tier", b"_host_tier", "_ring", b"_ring", "caller", b"caller", "epoch", b"epoch", "host_tier", b"host_tier", "instances", b"instances", "revision", b"revision", "ring", b"ring", "slot", b"slot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_host_tier", b"_host_tier", "_neighbours", b"_neighbours", "_ring", b"_ring", "caller", b"caller", "epoch", b"epoch", "host_tier", b"host_tier", "instances", b"instances", "neighbours", b"neighbours", "revision", b"revision", "ring", b"ring", "slot", b"slot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__host_tier: _TypeAlias = _typing.Literal["host_tier"]  # noqa: Y015
     _WhichOneofArgType__host_tier: _TypeAlias = _typing.Literal["_host_tier", b"_host_tier"]  # noqa: Y015
+    _WhichOneofReturnType__neighbours: _TypeAlias = _typing.Literal["neighbours"]  # noqa: Y015
+    _WhichOneofArgType__neighbours: _TypeAlias = _typing.Literal["_neighbours", b"_neighbours"]  # noqa: Y015
     _WhichOneofReturnType__ring: _TypeAlias = _typing.Literal["ring"]  # noqa: Y015
     _WhichOneofArgType__ring: _TypeAlias = _typing.Literal["_ring", b"_ring"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__host_tier) -> _WhichOneofReturnType__host_tier | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__neighbours) -> _WhichOneofReturnType__neighbours | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ring) -> _WhichOneofReturnType__ring | None: ...
 
 Global___Assignment: _TypeAlias = Assignment  # noqa: Y015
+
+@_typing.final
+class Door(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SLOT_FIELD_NUMBER: _builtins.int
+    TRANSPORT_FIELD_NUMBER: _builtins.int
+    INSTANCE_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    GRANT_FIELD_NUMBER: _builtins.int
+    slot: _builtins.str
+    transport: _builtins.str
+    instance: _builtins.str
+    address: _builtins.str
+    grant: _builtins.str
+    def __init__(
+        self,
+        *,
+        slot: _builtins.str = ...,
+        transport: _builtins.str = ...,
+        instance: _builtins.str = ...,
+        address: _builtins.str = ...,
+        grant: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "grant", b"grant", "instance", b"instance", "slot", b"slot", "transport", b"transport"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Door: _TypeAlias = Door  # noqa: Y015
+
+@_typing.final
+class Neighbours(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REVISION_FIELD_NUMBER: _builtins.int
+    DOORS_FIELD_NUMBER: _builtins.int
+    revision: _builtins.int
+    @_builtins.property
+    def doors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Door]: ...
+    def __init__(
+        self,
+        *,
+        revision: _builtins.int = ...,
+        doors: _abc.Iterable[Global___Door] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["doors", b"doors", "revision", b"revision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Neighbours: _TypeAlias = Neighbours  # noqa: Y015
 
 @_typing.final
 class HostTier(_message.Message):
@@ -1059,6 +1171,26 @@ Global___Phase: _TypeAlias = Phase  # noqa: Y015
 class RungResult(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class BroughtEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     KIND_FIELD_NUMBER: _builtins.int
     OK_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
@@ -1067,6 +1199,9 @@ class RungResult(_message.Message):
     BYTES_FIELD_NUMBER: _builtins.int
     INSTEAD_OF_FIELD_NUMBER: _builtins.int
     CAUSE_FIELD_NUMBER: _builtins.int
+    BROUGHT_FIELD_NUMBER: _builtins.int
+    DEAL_FIELD_NUMBER: _builtins.int
+    PASSED_ON_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
     ok: _builtins.bool
     reason: _builtins.str
@@ -1075,6 +1210,10 @@ class RungResult(_message.Message):
     bytes: _builtins.int
     instead_of: _builtins.str
     cause: _builtins.str
+    deal: _builtins.str
+    passed_on: _builtins.int
+    @_builtins.property
+    def brought(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
     def __init__(
         self,
         *,
@@ -1086,10 +1225,13 @@ class RungResult(_message.Message):
         bytes: _builtins.int = ...,
         instead_of: _builtins.str = ...,
         cause: _builtins.str = ...,
+        brought: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        deal: _builtins.str = ...,
+        passed_on: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "cause", b"cause", "instead_of", b"instead_of", "kind", b"kind", "ok", b"ok", "reason", b"reason", "seconds", b"seconds", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["brought", b"brought", "bytes", b"bytes", "cause", b"cause", "deal", b"deal", "instead_of", b"instead_of", "kind", b"kind", "ok", b"ok", "passed_on", b"passed_on", "reason", b"reason", "seconds", b"seconds", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1326,12 +1468,14 @@ class SourceOffer(_message.Message):
     WEIGHT_BYTES_FIELD_NUMBER: _builtins.int
     CLOSED_FIELD_NUMBER: _builtins.int
     GRANT_KEY_FIELD_NUMBER: _builtins.int
+    RATE_LIMIT_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     manifest_digest: _builtins.str
     content_digest: _builtins.str
     layout_digest: _builtins.str
     weight_bytes: _builtins.int
     grant_key: _builtins.str
+    rate_limit: _builtins.int
     @_builtins.property
     def addresses(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
@@ -1347,12 +1491,15 @@ class SourceOffer(_message.Message):
         weight_bytes: _builtins.int = ...,
         closed: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         grant_key: _builtins.str = ...,
+        rate_limit: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_rate_limit", b"_rate_limit", "rate_limit", b"rate_limit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "closed", b"closed", "content_digest", b"content_digest", "generation", b"generation", "grant_key", b"grant_key", "layout_digest", b"layout_digest", "manifest_digest", b"manifest_digest", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rate_limit", b"_rate_limit", "addresses", b"addresses", "closed", b"closed", "content_digest", b"content_digest", "generation", b"generation", "grant_key", b"grant_key", "layout_digest", b"layout_digest", "manifest_digest", b"manifest_digest", "rate_limit", b"rate_limit", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__rate_limit: _TypeAlias = _typing.Literal["rate_limit"]  # noqa: Y015
+    _WhichOneofArgType__rate_limit: _TypeAlias = _typing.Literal["_rate_limit", b"_rate_limit"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rate_limit) -> _WhichOneofReturnType__rate_limit | None: ...
 
 Global___SourceOffer: _TypeAlias = SourceOffer  # noqa: Y015
 
@@ -1503,6 +1650,7 @@ class InstanceReport(_message.Message):
     PROGRESS_FIELD_NUMBER: _builtins.int
     REQUESTS_RUNNING_FIELD_NUMBER: _builtins.int
     SHAPES_FIELD_NUMBER: _builtins.int
+    RELAY_FIELD_NUMBER: _builtins.int
     instance: _builtins.str
     model: _builtins.str
     rank: _builtins.int
@@ -1532,6 +1680,8 @@ class InstanceReport(_message.Message):
     def start(self) -> Global___StartRecord: ...
     @_builtins.property
     def shapes(self) -> Global___Shapes: ...
+    @_builtins.property
+    def relay(self) -> Global___SourceOffer: ...
     def __init__(
         self,
         *,
@@ -1556,10 +1706,11 @@ class InstanceReport(_message.Message):
         progress: _builtins.str = ...,
         requests_running: _builtins.int = ...,
         shapes: Global___Shapes | None = ...,
+        relay: Global___SourceOffer | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_endpoint", b"_endpoint", "_failure", b"_failure", "_fingerprint", b"_fingerprint", "_memory", b"_memory", "_shapes", b"_shapes", "_source", b"_source", "_start", b"_start", "endpoint", b"endpoint", "failure", b"failure", "fingerprint", b"fingerprint", "memory", b"memory", "shapes", b"shapes", "source", b"source", "start", b"start"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_endpoint", b"_endpoint", "_failure", b"_failure", "_fingerprint", b"_fingerprint", "_memory", b"_memory", "_relay", b"_relay", "_shapes", b"_shapes", "_source", b"_source", "_start", b"_start", "endpoint", b"endpoint", "failure", b"failure", "fingerprint", b"fingerprint", "memory", b"memory", "relay", b"relay", "shapes", b"shapes", "source", b"source", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_endpoint", b"_endpoint", "_failure", b"_failure", "_fingerprint", b"_fingerprint", "_memory", b"_memory", "_shapes", b"_shapes", "_source", b"_source", "_start", b"_start", "cause", b"cause", "devices", b"devices", "endpoint", b"endpoint", "failure", b"failure", "fingerprint", b"fingerprint", "incarnation", b"incarnation", "instance", b"instance", "level", b"level", "members", b"members", "memory", b"memory", "model", b"model", "operation", b"operation", "pid", b"pid", "progress", b"progress", "rank", b"rank", "requests_running", b"requests_running", "shapes", b"shapes", "since", b"since", "source", b"source", "start", b"start", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_endpoint", b"_endpoint", "_failure", b"_failure", "_fingerprint", b"_fingerprint", "_memory", b"_memory", "_relay", b"_relay", "_shapes", b"_shapes", "_source", b"_source", "_start", b"_start", "cause", b"cause", "devices", b"devices", "endpoint", b"endpoint", "failure", b"failure", "fingerprint", b"fingerprint", "incarnation", b"incarnation", "instance", b"instance", "level", b"level", "members", b"members", "memory", b"memory", "model", b"model", "operation", b"operation", "pid", b"pid", "progress", b"progress", "rank", b"rank", "relay", b"relay", "requests_running", b"requests_running", "shapes", b"shapes", "since", b"since", "source", b"source", "start", b"start", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__endpoint: _TypeAlias = _typing.Literal["endpoint"]  # noqa: Y015
     _WhichOneofArgType__endpoint: _TypeAlias = _typing.Literal["_endpoint", b"_endpoint"]  # noqa: Y015
@@ -1569,6 +1720,8 @@ class InstanceReport(_message.Message):
     _WhichOneofArgType__fingerprint: _TypeAlias = _typing.Literal["_fingerprint", b"_fingerprint"]  # noqa: Y015
     _WhichOneofReturnType__memory: _TypeAlias = _typing.Literal["memory"]  # noqa: Y015
     _WhichOneofArgType__memory: _TypeAlias = _typing.Literal["_memory", b"_memory"]  # noqa: Y015
+    _WhichOneofReturnType__relay: _TypeAlias = _typing.Literal["relay"]  # noqa: Y015
+    _WhichOneofArgType__relay: _TypeAlias = _typing.Literal["_relay", b"_relay"]  # noqa: Y015
     _WhichOneofReturnType__shapes: _TypeAlias = _typing.Literal["shapes"]  # noqa: Y015
     _WhichOneofArgType__shapes: _TypeAlias = _typing.Literal["_shapes", b"_shapes"]  # noqa: Y015
     _WhichOneofReturnType__source: _TypeAlias = _typing.Literal["source"]  # noqa: Y015
@@ -1583,6 +1736,8 @@ class InstanceReport(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__fingerprint) -> _WhichOneofReturnType__fingerprint | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__memory) -> _WhichOneofReturnType__memory | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__relay) -> _WhichOneofReturnType__relay | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__shapes) -> _WhichOneofReturnType__shapes | None: ...
     @_typing.overload
@@ -1852,6 +2007,7 @@ class SlotReport(_message.Message):
     HOST_TIER_FIELD_NUMBER: _builtins.int
     FACTS_FIELD_NUMBER: _builtins.int
     CAPABILITIES_FIELD_NUMBER: _builtins.int
+    REACH_FIELD_NUMBER: _builtins.int
     slot: _builtins.str
     epoch: _builtins.int
     revision: _builtins.int
@@ -1877,6 +2033,8 @@ class SlotReport(_message.Message):
     def facts(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
     def capabilities(self) -> _containers.RepeatedCompositeFieldContainer[Global___Capability]: ...
+    @_builtins.property
+    def reach(self) -> _containers.RepeatedCompositeFieldContainer[Global___Reach]: ...
     def __init__(
         self,
         *,
@@ -1897,10 +2055,11 @@ class SlotReport(_message.Message):
         host_tier: Global___HostReport | None = ...,
         facts: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         capabilities: _abc.Iterable[Global___Capability] | None = ...,
+        reach: _abc.Iterable[Global___Reach] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cache", b"_cache", "_host_tier", b"_host_tier", "cache", b"cache", "host_tier", b"host_tier"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache", b"_cache", "_host_tier", b"_host_tier", "agent", b"agent", "agent_address", b"agent_address", "boot_id", b"boot_id", "cache", b"cache", "capabilities", b"capabilities", "devices", b"devices", "engines", b"engines", "epoch", b"epoch", "facts", b"facts", "force_tcp", b"force_tcp", "host", b"host", "host_tier", b"host_tier", "instances", b"instances", "revision", b"revision", "sequence", b"sequence", "slot", b"slot", "transports", b"transports"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache", b"_cache", "_host_tier", b"_host_tier", "agent", b"agent", "agent_address", b"agent_address", "boot_id", b"boot_id", "cache", b"cache", "capabilities", b"capabilities", "devices", b"devices", "engines", b"engines", "epoch", b"epoch", "facts", b"facts", "force_tcp", b"force_tcp", "host", b"host", "host_tier", b"host_tier", "instances", b"instances", "reach", b"reach", "revision", b"revision", "sequence", b"sequence", "slot", b"slot", "transports", b"transports"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cache: _TypeAlias = _typing.Literal["cache"]  # noqa: Y015
     _WhichOneofArgType__cache: _TypeAlias = _typing.Literal["_cache", b"_cache"]  # noqa: Y015
@@ -1912,6 +2071,37 @@ class SlotReport(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__host_tier) -> _WhichOneofReturnType__host_tier | None: ...
 
 Global___SlotReport: _TypeAlias = SlotReport  # noqa: Y015
+
+@_typing.final
+class Reach(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SLOT_FIELD_NUMBER: _builtins.int
+    TRANSPORT_FIELD_NUMBER: _builtins.int
+    VERDICT_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    AT_FIELD_NUMBER: _builtins.int
+    slot: _builtins.str
+    transport: _builtins.str
+    verdict: _builtins.str
+    reason: _builtins.str
+    at: _builtins.float
+    def __init__(
+        self,
+        *,
+        slot: _builtins.str = ...,
+        transport: _builtins.str = ...,
+        verdict: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        at: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "reason", b"reason", "slot", b"slot", "transport", b"transport", "verdict", b"verdict"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Reach: _TypeAlias = Reach  # noqa: Y015
 
 @_typing.final
 class Capability(_message.Message):

@@ -19,7 +19,7 @@ from relight.agent.hostcopy.orders import Fill, dump, named, parse
 from relight.core.clock import SystemClock
 from relight.core.errors import InvalidInput
 from relight.core.records import HostContent, Rung, RungKind, SourceRef
-from relight.plugin.residency import Order, Restored
+from relight.plugin.orders import Order, Restored
 from relight.transfer import grants
 from support.hostcopies import ask, until
 from support.weights import CANARY, SIZES, Engine

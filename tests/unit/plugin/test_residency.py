@@ -11,7 +11,8 @@ import pytest
 from relight.core import failpoints
 from relight.core.errors import Conflict, InvalidInput, LocalFault, ModelDirty, RemoteFault
 from relight.core.records import Mode, RungKind, SourceRef
-from relight.plugin.residency import Order, Residence
+from relight.plugin.orders import Order
+from relight.plugin.residency import Residence
 from relight.plugin.settings import Card, Settings, read
 from relight.transfer import grants
 from relight.transfer.transports import rdma
@@ -349,7 +350,7 @@ def test_a_sleeper_comes_back_by_all_cards_of_both_sides(cards, tmp_path: Path, 
 def test_a_card_that_takes_no_memory_is_told_and_the_others_serve(
     cards, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def register(self: FakeDevice, address: int, length: int, *, readable: bool) -> FakeMemory:
+    def register(self: FakeDevice, address: int, length: int, *, writable: bool) -> FakeMemory:
         if self.name == "mlx5_0":
             raise LocalFault("registering memory: out of memory")
         return FakeMemory(address, length)

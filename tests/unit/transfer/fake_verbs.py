@@ -63,7 +63,7 @@ class FakeDevice:
     def __init__(self, name: str, lost_seconds: float = LOST_SECONDS) -> None:
         self.name, self.connections = name, 0
 
-    def register(self, address: int, length: int, *, readable: bool) -> FakeMemory:
+    def register(self, address: int, length: int, *, writable: bool) -> FakeMemory:
         return FakeMemory(address, length)
 
     def connection(self) -> FakeConnection:

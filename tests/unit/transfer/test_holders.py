@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 
@@ -18,11 +19,12 @@ from relight.transfer.breaker import FAILURES, REST_SECONDS, Breaker
 from relight.transfer.chunks import cut
 from relight.transfer.manifest import WeightManifest
 from relight.transfer.pace import Pace
-from relight.transfer.request import Cancel, Holder, Options, Received, Wanted
+from relight.transfer.request import Cancel, Holder, Options, Progress, Received, Wanted
 from relight.transfer.segment import Segment
 from relight.transfer.session import refill
 from relight.transfer.source import Source
 from relight.transfer.transports.base import Reader
+from relight.transfer.transports.shm import ShmListener, ShmReader
 from relight.transfer.transports.tcp import TcpListener, TcpReader
 from tests.unit.transfer.conftest import LAYOUT, SIZES, make_manifest
 
@@ -127,7 +129,7 @@ def test_a_cancelled_refill_does_not_wait_out_a_source_that_is_silent(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("relight.transfer.source.RELAY_SECONDS", 600.0)
-    ends.source("a")
+    _, origin = ends.source("a")
     relay, holder = ends.relay("m", ends.segment("m"), deadline=600.0)
     chunks = cut(ends.first.tensors)
     relay.relay(ends.first, chunks, Bitmap(len(chunks)))
@@ -145,8 +147,9 @@ def test_a_cancelled_refill_does_not_wait_out_a_source_that_is_silent(
         return reader
 
     def receive() -> None:
+        silent = replace(holder, connect=connect, queue=(0,))
         with pytest.raises((ModelDirty, LocalFault), match="cancelled"):
-            ends.receive(ends.segment("t"), replace(holder, connect=connect, queue=(0,)), cancel=cancel)
+            ends.receive(ends.segment("t"), origin, silent, cancel=cancel, planned_seconds=600.0)
         ended.set()
 
     thread = threading.Thread(target=receive, daemon=True)
@@ -277,6 +280,93 @@ def test_a_chunk_that_a_relay_has_not_got_comes_from_elsewhere(ends: Ends, monke
     got = ends.receive(last, replace(holder, queue=(0, 1)), replace(origin, queue=tuple(range(2, len(chunks)))))
     assert ends.same(last, source.segment)
     assert got.holders["m"] == 0
+
+
+def test_a_source_that_dies_when_every_chunk_has_left_it_once_is_not_missed(ends: Ends) -> None:
+    source, origin = ends.source("a")
+    chunks = cut(ends.first.tensors)
+    halves = tuple(range(0, len(chunks), 2)), tuple(range(1, len(chunks), 2))
+    segments = [ends.segment(name) for name in "xy"]
+    relays = [ends.relay(name, segment) for name, segment in zip("xy", segments, strict=True)]
+    got: dict[int, Received] = {}
+    left = [sum(chunks[n].bytes for n in half) for half in halves]
+    given = threading.Barrier(2, action=lambda: source.close(0.0))
+
+    def receive(n: int) -> None:
+        waits = True
+
+        def placed(progress: Progress) -> None:
+            nonlocal waits
+            # Each half is at one of the two: from here on they have nobody but each other.
+            if waits and progress.holders["a"] == left[n]:
+                waits = False
+                given.wait(30)
+
+        other = replace(relays[1 - n][1], queue=halves[1 - n])
+        got[n] = ends.receive(
+            segments[n], replace(origin, queue=halves[n]), other, relay=relays[n][0], planned_seconds=600.0,
+            on_progress=placed,
+        )  # fmt: skip
+
+    threads = [threading.Thread(target=receive, args=(n,)) for n in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert [got[n].holders["a"] for n in range(2)] == left
+    assert all(ends.same(segment, source.segment) for segment in segments)
+
+
+def test_what_nobody_has_is_given_up_soon_after_the_last_source(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relight.transfer.source.RELAY_SECONDS", 0.02)
+    monkeypatch.setattr("relight.transfer.stream.ORPHANED_SECONDS", 0.1)
+    source, origin = ends.source("a")
+    relay, holder = ends.relay("m", ends.segment("m"))
+    chunks = cut(ends.first.tensors)
+    relay.relay(ends.first, chunks, Bitmap(len(chunks)))
+    everything = replace(holder, queue=tuple(range(1, len(chunks))))
+    with pytest.raises(ModelDirty, match=r"m received nothing new for 0\.1 s"):
+        ends.receive(
+            ends.segment("t"), replace(origin, queue=(0,)), everything, planned_seconds=600.0,
+            on_progress=lambda progress: source.close(0.0),
+        )  # fmt: skip
+
+
+def test_a_relay_is_heard_after_a_source_and_never_in_its_stead(ends: Ends) -> None:
+    ends.source("a")
+    relay, holder = ends.relay("m", ends.segment("m"))
+    chunks = cut(ends.first.tensors)
+    relay.relay(replace(ends.first, scalars={"odd": 1.0}), chunks, Bitmap(len(chunks)))
+    _, gone = ends.source("b")
+
+    def never() -> Reader:
+        raise RemoteFault("b is gone")
+
+    with pytest.raises(RemoteFault, match="b is gone"):
+        ends.receive(ends.segment("t"), holder, replace(gone, connect=never))
+
+
+def test_several_receivers_fetch_what_a_lost_holder_leaves_each_from_another_end() -> None:
+    first = []
+    for turn in range(4):
+        board = Board([1] * 40, Bitmap(40), {"gone": range(40)}, VirtualClock(), turn=turn / 4)
+        board.leave("gone")
+        first.append((board.take("a", 1) or [])[0])
+    assert first == [0, 10, 20, 30]
+
+
+def test_holders_that_lend_are_no_measure_of_those_that_send(ends: Ends, tmp_path: Path) -> None:
+    (a, near), (_, afar) = ends.source("a"), ends.source("b", pace=Pace(400_000.0, CLOCK))
+    count = len(cut(ends.first.tensors))
+    listener = ShmListener(tmp_path / "s")
+    address = listener.register(a)
+    ends.stack.callback(listener.release)
+    grant = grants.mint(a._key, grants.Claims("a", 1, "", "i-receiver", CLOCK.now() + 60))
+    lends = replace(near, connect=lambda: ShmReader(address, grant, "a", 5.0), queue=tuple(range(1, count)))
+    # More than half a second for a chunk: long after the other one, whose bytes need no sending, has brought all else.
+    got = ends.receive(ends.segment("t"), lends, replace(afar, queue=(0,)), planned_seconds=600.0)
+    assert not got.lost
+    assert got.holders["b"]
 
 
 def test_a_relay_serves_no_byte_that_it_has_not_proven(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
