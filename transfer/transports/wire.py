@@ -232,7 +232,7 @@ class Acceptor:
 class ControlReader:
     """The receiver's half of the protocol over a connected socket; subclasses bring the bytes."""
 
-    lends = False
+    lends = direct = False
 
     def __init__(self, sock: socket.socket, source: str) -> None:
         """`sock` is connected; its timeout bounds every single wait."""
@@ -322,12 +322,12 @@ class SocketReader(ControlReader, ABC):
         self._send(READ, question)
         self._asked.append((question.offset, into))
 
-    def fill(self, count: int) -> memoryview | None:
+    def fill(self, count: int, instead: memoryview | None = None) -> memoryview | None:
         if not self._into:
             at, into = self._asked.popleft()
             self.status("refused a read")
             self._at, self._into = at, into
-        lent = self.take(self._at, self._into[:count])
+        lent = self.take(self._at, self._into[:count] if instead is None else instead)
         self._at += count
         self._into = self._into[count:]
         return lent
