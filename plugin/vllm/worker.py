@@ -10,9 +10,7 @@ import ctypes
 import mmap
 import os
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import replace
 
 import torch
 from vllm.config import set_current_vllm_config
@@ -21,23 +19,23 @@ from vllm.v1.worker.worker_base import CompilationTimes
 
 from relight.core.clock import SystemClock
 from relight.core.errors import LocalFault
-from relight.core.fingerprint import Fingerprint, digest
+from relight.core.fingerprint import Fingerprint
 from relight.core.logs import configure, get_logger
-from relight.core.records import Mode, RungKind, SourceRef
+from relight.core.records import Mode
 from relight.plugin import settings as environment
-from relight.plugin.control import ControlServer, Progress
+from relight.plugin.control import ControlServer
 from relight.plugin.counting import Counter, Counting
-from relight.plugin.residency import ModelMemory, Order, Residency
+from relight.plugin.operations import Operations
+from relight.plugin.pages import HostPages
+from relight.plugin.residency import ModelMemory, Residency
 from relight.plugin.stages import Stages
 from relight.plugin.vllm import describing, handlers, warmup
 from relight.plugin.vllm.completing import Completing
 from relight.plugin.vllm.loader import reload_in_place
 from relight.plugin.vllm.packing import pack
 from relight.plugin.vllm.weights import Weights
-from relight.transfer import request as transfer
-from relight.transfer.manifest import Canary, WeightManifest
+from relight.transfer.manifest import WeightManifest
 
-PROGRESS_STEP = 16 << 20
 SWITCH_SECONDS = 5e-4
 """How long a decoding engine may keep the interpreter from a thread that serves a reader: a tenth of the usual time,
 since a reader needs it dozens of times."""
@@ -97,28 +95,18 @@ class RelightCPUWorker(Completing, Counting, CPUWorker):  # type: ignore[misc]
         return times
 
     def _listen(self) -> None:
-        own, weights = self._relight_settings, self._relight_weights
+        own, weights, clock = self._relight_settings, self._relight_weights, SystemClock()
         memory = ModelMemory(
-            weights.segment, weights.table, self._relight_layout, self._describe, self._reload,
-            weights.restore_scalars, self._drop_derived, handlers.rebuild,
+            HostPages(own.instance, weights.segment, self._drop_derived, clock), weights.table, self._relight_layout,
+            self._describe, self._reload, weights.restore_scalars, handlers.rebuild,
         )  # fmt: skip
         cards = own.cards_of(self.rank, self.parallel_config.world_size)
-        self._relight = Residency(replace(own, cards=cards), self.rank, memory, SystemClock())
-        self._relight_control = ControlServer(
-            own.control_socket(self.rank),
-            {
-                "describe": self._op_describe,
-                "digests": self._op_digests,
-                "resident": self._op_resident,
-                "set_canary": self._op_set_canary,
-                "canary": self._op_canary,
-                "open_source": self._op_open_source,
-                "close_source": lambda a, _: self._relight.close_source(float(a["deadline_seconds"])),
-                "refill": self._op_refill,
-                "suspend": lambda a, _: self._relight.suspend(),
-                "shapes": lambda a, _: self.relight_shapes(),
-            },
-        )
+        self._relight = Residency(replace(own, cards=cards), self.rank, memory, clock)
+        operations = Operations(
+            self._relight, self._relight_stages, self._relight_layout, self._resident, self.relight_shapes,
+            weight_bytes=sum(entry.bytes for entry in weights.table.values()),
+        )  # fmt: skip
+        self._relight_control = ControlServer(own.control_socket(self.rank), operations.table())
 
     # ------------------------------------------------------------------ called by vLLM, in its own loop
 
@@ -132,73 +120,6 @@ class RelightCPUWorker(Completing, Counting, CPUWorker):  # type: ignore[misc]
     def discard(self, tags: tuple[str, ...]) -> None:
         if "kv_cache" in tags:
             self._drop_cache()
-
-    # ------------------------------------------------------------------ called by the agent, on a control thread
-
-    def _op_describe(self, arguments: Mapping[str, Any], progress: Progress) -> object:
-        manifest = self._relight.source.manifest
-        return {
-            "fingerprint": asdict(manifest.fingerprint),
-            "weight_bytes": manifest.weight_bytes,
-            "kv_bytes": self._cache_resident(),
-            "state": str(self._relight.state),
-            "level": self._relight.level,
-            "phases": [asdict(p) for p in self._relight_stages.phases],
-        }
-
-    def _op_open_source(self, arguments: Mapping[str, Any], progress: Progress) -> object:
-        opened = self._relight.open_source(str(arguments["key"]))
-        manifest = self._relight.source.manifest
-        return opened | {
-            "manifest_digest": self._relight.source.manifest_digest,
-            "content_digest": manifest.content_digest(),
-            "layout_digest": digest(self._relight_layout),
-            "weight_bytes": manifest.weight_bytes,
-        }
-
-    def _op_digests(self, arguments: Mapping[str, Any], progress: Progress) -> object:
-        """By name, of what the tensors hold now, and not of what was proven when they came."""
-        return self._relight.digests()
-
-    def _op_resident(self, arguments: Mapping[str, Any], progress: Progress) -> object:
-        # A segment whose pages no process maps is counted by nobody's proportional set size.
-        return {
-            "weight_bytes": self._relight_weights.segment.resident_bytes(),
-            "kv_bytes": self._cache_resident(),
-            "host_copy_bytes": self._relight.host_copy_bytes,
-        }
-
-    def _op_set_canary(self, arguments: Mapping[str, Any], progress: Progress) -> object:
-        self._relight.set_canary(
-            Canary(
-                tuple(map(int, arguments["prompt_token_ids"])),
-                tuple(map(int, arguments["token_ids"])),
-                tuple(map(float, arguments["logprobs"])),
-            )
-        )
-        return None
-
-    def _op_canary(self, arguments: Mapping[str, Any], progress: Progress) -> object:
-        canary = self._relight.source.manifest.canary
-        return None if canary is None else asdict(canary)
-
-    def _op_refill(self, arguments: Mapping[str, Any], progress: Progress) -> object:
-        told = 0
-
-        def tell(now: transfer.Progress) -> None:
-            nonlocal told
-            if now.bytes - told >= PROGRESS_STEP or now.bytes == now.total:
-                told = now.bytes
-                progress({"bytes": now.bytes, "total": now.total, "bytes_per_second": now.bytes_per_second})
-
-        sources = tuple(SourceRef(**s) for s in arguments["sources"])
-        order = Order(
-            RungKind(arguments["kind"]), str(arguments["revision"]), sources, str(arguments["path"]),
-            bool(arguments["share"]),
-        )  # fmt: skip
-        got = self._relight.refill(order, tell)
-        canary = self._op_canary({}, progress)
-        return {"bytes": got.bytes, "phases": [asdict(p) for p in got.phases], "detail": got.detail, "canary": canary}
 
     # ------------------------------------------------------------------ what the residency is given
 
@@ -224,6 +145,10 @@ class RelightCPUWorker(Completing, Counting, CPUWorker):  # type: ignore[misc]
     def _drop_derived(self) -> None:
         handlers.drop()
         self._drop_cache()
+
+    def _resident(self) -> tuple[int, int]:
+        # A segment whose pages no process maps is counted by nobody's proportional set size.
+        return self._relight_weights.segment.resident_bytes(), self._cache_resident()
 
     def _cache_resident(self) -> int:
         total = 0
