@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from relight.controller.plan.capable import loads_itself
 from relight.controller.plan.fleet import first_difference, runtime_digest
 from relight.core.fingerprint import digest
 from relight.core.records import (
@@ -40,6 +41,10 @@ class Ladder:
     weight_bytes: int
 
 
+ACROSS_DEVICES = (RungKind.PEER_NVLINK, RungKind.PEER_NIXL)
+"""What only engines with weights on devices serve: of others nobody expects it."""
+BY_CARDS = (RungKind.PEER_NIXL, RungKind.PEER_RDMA)
+"""By which RDMA cards read, with nothing encrypted."""
 COPIED_BY = (RungKind.PEER_SHM, RungKind.HOST_SHM, RungKind.PEER_TCP, RungKind.HOST_TCP)
 """By which a copy of the host tier is made, fastest first."""
 
@@ -94,7 +99,7 @@ class Sources:
 
     def ladder(self, spec: ModelSpec, receiver: InstanceView, allowed: Sequence[RungKind]) -> Ladder:
         """The rungs of a wake of `receiver` for `spec`; `allowed` empty means that the spec's all are."""
-        return self._ladder(spec, receiver, allowed, _no_copy(receiver))
+        return self._ladder(spec, receiver, allowed, _no_copy(receiver), "")
 
     def fresh(
         self, spec: ModelSpec, chosen: Sequence[tuple[str, Sequence[DeviceReport]]], allowed: Sequence[RungKind]
@@ -108,11 +113,13 @@ class Sources:
         receiver = InstanceView(
             "", spec.key, spec, members, Desired.READY, State.NONE, spec.guardians.level, "", Mode.NORMAL
         )
-        return self._ladder(spec, receiver, allowed, "an engine that starts has none")
+        alone = loads_itself(spec, self._slots, [slot for slot, _ in chosen])
+        return self._ladder(spec, receiver, allowed, "an engine that starts has none", alone)
 
     def _ladder(
-        self, spec: ModelSpec, receiver: InstanceView, allowed: Sequence[RungKind], no_copy: str
+        self, spec: ModelSpec, receiver: InstanceView, allowed: Sequence[RungKind], no_copy: str, alone: str
     ) -> Ladder:  # fmt: skip
+        """`no_copy` says why it has no copy of its own, `alone` why it reads no other process; empty when it does."""
         rungs: list[Rung] = []
         refused: list[str] = []
         fitting = []
@@ -131,7 +138,11 @@ class Sources:
                 refused.append(f"{kind}: the operation does not allow it")
             elif kind is RungKind.DISK:
                 rungs.append(Rung(kind, "the checkpoint on disk, when nothing faster is left"))
-            elif spec.encrypt and kind is RungKind.PEER_RDMA:
+            elif kind.transport and alone:
+                refused.append(f"{kind}: {alone}")
+            elif kind in ACROSS_DEVICES and not any(_knows(kind, s) for s in fitting):
+                continue
+            elif spec.encrypt and kind in BY_CARDS:
                 refused.append(f"{kind}: {CLEAR}")
             elif kind is RungKind.STORAGE:
                 if why := self._no_storage(spec, receiver):
@@ -253,11 +264,20 @@ class Sources:
 
     def _peer(self, kind: RungKind, receiver: InstanceView, source: InstanceView) -> Rung:
         reference = source_for(kind, source.members[0], source.instance)
-        where = "on the same host" if kind is RungKind.PEER_SHM else f"on slot {reference.slot}"
-        slower = kind is RungKind.PEER_TCP and self._equipped(receiver, source)
-        why = self._closed(RungKind.PEER_RDMA, receiver, source, False) if slower else ""
-        left = f"{RungKind.PEER_RDMA}: {why}" if slower else ""
+        here = kind in (RungKind.PEER_SHM, RungKind.PEER_NVLINK)
+        where = "on the same host" if here else f"on slot {reference.slot}"
+        left = ""
+        if kind is RungKind.PEER_TCP and (faster := self._expected(receiver, source)):
+            left = f"{faster}: {self._closed(faster, receiver, source, False)}"
         return Rung(kind, f"{source.instance} is ready {where}", reference, instead_of=left)
+
+    def _expected(self, receiver: InstanceView, source: InstanceView) -> RungKind | None:
+        """The path that one expects between them in place of tcp."""
+        if _knows(RungKind.PEER_NVLINK, source) and all(
+            a is not None and b is not None and _one_host(a, b) for a, b in self._pairs(receiver, source)
+        ):
+            return RungKind.PEER_NVLINK
+        return RungKind.PEER_RDMA if self._equipped(receiver, source) else None
 
     def _pairs(self, receiver: InstanceView, source: InstanceView) -> list[tuple[SlotView | None, SlotView | None]]:
         """The slots of each rank here and there."""
@@ -304,11 +324,11 @@ class Sources:
         for here, there in self._pairs(receiver, source):
             if here is None or there is None:
                 return f"{source.instance} is on a slot that is not known any more"
-            if kind is RungKind.PEER_SHM and not _one_host(here, there):
+            if kind in (RungKind.PEER_SHM, RungKind.PEER_NVLINK) and not _one_host(here, there):
                 return f"{source.instance} is on another host"
-            if kind is RungKind.PEER_RDMA:
+            if kind in BY_CARDS:
                 for slot in (here, there):
-                    if why := slot.transports.get(kind.transport, "no RDMA card"):
+                    if why := slot.transports.get(RungKind.PEER_RDMA.transport, "no RDMA card"):
                         return f"{slot.slot}: {why}"
         if kind.transport not in offer.addresses:
             return f"{source.instance}: {offer.closed.get(kind.transport, f'does not serve {kind.transport}')}"
@@ -322,8 +342,14 @@ CLEAR = "bytes would travel in the clear, and the model asks for encryption"
 
 def _clear(kind: RungKind, offer: SourceOffer) -> str:
     """Why bytes of this offer would cross a network unencrypted; empty when they would not."""
-    own_host = kind in (RungKind.PEER_SHM, RungKind.HOST_SHM)
+    own_host = kind in (RungKind.PEER_SHM, RungKind.PEER_NVLINK, RungKind.HOST_SHM)
     return "" if own_host or offer.addresses[kind.transport].startswith("tls:") else CLEAR
+
+
+def _knows(kind: RungKind, source: InstanceView) -> bool:
+    """Whether a source serves a transport, or says why it does not."""
+    offer = _offer(source.members[0])
+    return kind.transport in offer.addresses or kind.transport in offer.closed
 
 
 def _no_copy(receiver: InstanceView) -> str:
