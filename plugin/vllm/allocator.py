@@ -160,13 +160,18 @@ class AllocatorPages:
             if data.cpu_backup_tensor is not None:
                 # Otherwise it would copy all of it back unproven, and let go of it.
                 self._backups[address], data.cpu_backup_tensor = data.cpu_backup_tensor, None
-        try:
-            if self._asleep():
+        if self._asleep():
+            try:
                 self._calls.wake()
-        except Exception as error:
-            raise LocalFault(f"vllm did not bring the weights' memory back: {type(error).__name__}: {error}") from error
-        write_all(self.segment.cuda, self._aside)
+            except Exception as error:
+                why = f"{type(error).__name__}: {error}"
+                raise LocalFault(f"vllm did not bring the weights' memory back: {why}") from error
+            self.restore()
         return f"{self._allocator.resident(WEIGHTS)} bytes of the weights' tag are mapped"
+
+    def restore(self) -> None:
+        """Puts back what no checkpoint holds, as it was before the sleep. Raises LocalFault."""
+        write_all(self.segment.cuda, self._aside)
 
     def _asleep(self) -> bool:
         return any(data.is_asleep for data in self._allocator.of(WEIGHTS).values())

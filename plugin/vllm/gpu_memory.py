@@ -61,6 +61,7 @@ class GpuMemory:
         self.unfit = obstacle(worker.vllm_config)
         self._weights: DeviceWeights | None = None
         self._allocator: Allocator | None = None
+        self._pages: AllocatorPages | None = None
         self._cache_bytes = 0
         if not self.unfit:
             self._attempt(self._find)
@@ -96,7 +97,7 @@ class GpuMemory:
         if self.unfit or weights is None or allocator is None:
             nothing = HostPages(instance, Segment(instance, 1), lambda: None, clock)
             return ModelMemory(nothing, {}, layout, self._describe, _nothing, _nothing, lambda: None, self.unfit)
-        pages = AllocatorPages(instance, weights, allocator, calls, clock)
+        pages = self._pages = AllocatorPages(instance, weights, allocator, calls, clock)
         return ModelMemory(
             pages, weights.table, layout, self._describe, self._reload, weights.restore_scalars, lambda: None
         )
@@ -111,10 +112,12 @@ class GpuMemory:
 
     def _reload(self, path: str) -> None:
         """By vLLM itself, which processes what it reads as it did at its start."""
-        weights = self._weights
-        if weights is None:
+        weights, pages = self._weights, self._pages
+        if weights is None or pages is None:
             raise LocalFault(self.unfit)
         self._calls.enter()
+        # Another rung may have begun to bring other content.
+        pages.restore()
         with torch.no_grad(), set_current_vllm_config(self._worker.vllm_config):
             self._worker.model_runner.reload_weights(weights_path=path)
         weights.restore_places()

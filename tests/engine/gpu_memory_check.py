@@ -311,15 +311,17 @@ def found(scratch: Path) -> dict[str, Any]:
         out["neighbour"] = engine.mapped
         DEVICE.neighbour = 0
         out["other_content"] = _refused(lambda: engine.refill("peer_tcp", [other["references"]["peer_tcp"]]))
-        engine.wake("peer_nvlink", [other["references"]["peer_nvlink"]], revision="r2")
+        engine.refill("peer_nvlink", [other["references"]["peer_nvlink"]], revision="r2")
+        # A rung that comes after another finds memory mapped, and what the other has proven in it stays.
+        worker._relight._memory.pages.bring_back()
         # Its own counter, and memory that is nobody's, are no content.
         theirs, ours = other["tensors"], engine.content()["tensors"]
         out["new_content"] = [a == b for n, (a, b) in enumerate(zip(theirs, ours, strict=True)) if n != 10]
+        worker.wake_up()
         out["new_scale"] = engine.content()["scale"]
         out["new_revision"] = engine.call("describe")["fingerprint"]["content"]
         opened = engine.call("open_source", key=grants.new_key())
         out["onward"] = sorted(opened["addresses"])
-        out["reader_holds"] = ""
         engine.call("close_source", deadline_seconds=0.0)
         out["discard"] = _refused(lambda: worker.discard(("weights",)))
     return out
