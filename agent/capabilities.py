@@ -34,6 +34,8 @@ LONGEST = 300
 KEPT = 8
 """Sets of versions whose results are kept: a version that comes back finds them."""
 FORKED = "forked"
+UNREACHED = "no: "
+"""What stands before the reason for which a card does not reach a device's memory (engines/base.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,15 @@ def _of_start(record: StartRecord, model: str, ranks: int, known: Known, *, doub
         why = f"a start by lazy failed ({known.doubts.pop(model)}), and one by {record.mode} was proven"
         found.append(Lesson("lazy", False, why, ranks, final=True))
     return found
+
+
+def of_direct(direct: Mapping[str, str]) -> list[Lesson]:
+    """What an engine's start found of cards that reach its device's memory, by card; nothing where none was tried."""
+    if not direct:
+        return []
+    told = "; ".join(f"{card}: {way.removeprefix(UNREACHED)}" for card, way in sorted(direct.items()))
+    reached = any(not way.startswith(UNREACHED) for way in direct.values())
+    return [Lesson("direct_transfer", reached, told, final=True)]
 
 
 def _rung(kind: RungKind, ok: bool, reason: str, count: int, seconds: float) -> Lesson:
@@ -250,10 +261,17 @@ class Capabilities:
         self._keys = {engine: key_of(kind, product, links, engine, facts) for engine in engines}
         self._known = {engine: self._store.load(key) for engine, key in self._keys.items()}
 
-    def over(self, kind: str, outcome: str, engine: str, report: InstanceReport, now: float) -> bool:
-        """Takes in one transition that is over; whether anything changed."""
+    def over(
+        self, kind: str, outcome: str, engine: str, report: InstanceReport, now: float,
+        direct: Mapping[str, str] | None = None,
+    ) -> bool:  # fmt: skip
+        """Takes in one transition that is over, and what the engine found of its `direct` paths; whether anything
+        changed."""
         known = self._known.get(engine)
-        return known is not None and self._take(engine, lessons(kind, outcome, report, known, self._kind == "cpu"), now)
+        if known is None:
+            return False
+        found = of_direct(direct or {}) if kind == "start" and outcome == "ok" else []
+        return self._take(engine, [*found, *lessons(kind, outcome, report, known, self._kind == "cpu")], now)
 
     def cached(self, engine: str, record: StartRecord | None, now: float) -> bool:
         """Takes in what came of a start's compiled code; whether anything changed."""

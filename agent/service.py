@@ -288,7 +288,8 @@ class Agent:
     def _over(self, member: Member, kind: str, outcome: str, seconds: float) -> None:
         self._metrics.transitioned(kind, outcome, seconds)
         engine = member.assignment.spec.engine
-        if self._capabilities.over(kind, outcome, engine, member.report(), self._clock.now()):
+        direct = member.facts.direct if member.facts else {}
+        if self._capabilities.over(kind, outcome, engine, member.report(), self._clock.now(), direct):
             self._fleet.changed(False)
 
     def _changed(self, urgent: bool) -> None:

@@ -1,4 +1,4 @@
-"""What the agent asks of one member over its control socket, whatever engine it is in: weights, sources, refills."""
+"""What an agent may ask of the part of Relight inside an engine, by name, on its control socket (control.py)."""
 
 from __future__ import annotations
 
@@ -19,13 +19,20 @@ PROGRESS_STEP = 16 << 20
 
 
 class Operations:
-    """The operations of one member's control socket. Each takes plain arguments and answers with plain data."""
+    """Those of one member. Each takes plain arguments and answers with plain data.
+
+    `resident` says how many bytes of weights and KV cache the member holds now, `shapes` what ran since its start,
+    `direct` by RDMA card how it reaches the device's memory, or why it does not; `unfit` is the memory's own.
+    """
 
     def __init__(
-        self, residency: Residency, layout: Mapping[str, str], stages: Stages, cache_resident: Callable[[], int]
-    ) -> None:
-        """`cache_resident` counts the bytes of KV cache that are there now."""
-        self._residency, self._layout, self._stages, self._cache_resident = residency, layout, stages, cache_resident
+        self, residency: Residency, stages: Stages, layout: Mapping[str, str], resident: Callable[[], tuple[int, int]],
+        shapes: Callable[[], object], *, weight_bytes: int, unfit: str = "",
+        direct: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        self._residency, self._stages, self._layout = residency, stages, layout
+        self._resident, self._shapes = resident, shapes
+        self._weight_bytes, self._unfit, self._direct = weight_bytes, unfit, dict(direct or {})
 
     def table(self) -> dict[str, Operation]:
         """By name, as the control socket serves them."""
@@ -33,7 +40,7 @@ class Operations:
         return {
             "describe": lambda a, _: self._describe(),
             "digests": lambda a, _: residency.digests(),
-            "resident": lambda a, _: self._resident(),
+            "resident": lambda a, _: self._held(),
             "set_canary": lambda a, _: self._set_canary(a),
             "canary": lambda a, _: self._canary(),
             "open_source": lambda a, _: self._open_source(str(a["key"])),
@@ -41,27 +48,30 @@ class Operations:
             "close_source": lambda a, _: residency.close_source(float(a["deadline_seconds"])),
             "refill": self._refill,
             "suspend": lambda a, _: residency.suspend(),
+            "shapes": lambda a, _: self._shapes(),
         }
 
     def _describe(self) -> object:
         manifest = self._residency.source.manifest
         return {
             "fingerprint": asdict(manifest.fingerprint),
-            "weight_bytes": manifest.weight_bytes,
-            "kv_bytes": self._cache_resident(),
+            "weight_bytes": self._weight_bytes,
+            "kv_bytes": self._resident()[1],
             "state": str(self._residency.state),
             "level": self._residency.level,
             "phases": [asdict(p) for p in self._stages.phases],
+            "unfit": self._unfit,
+            "direct": self._direct,
         }
 
     def _open_source(self, key: str) -> object:
         opened = self._residency.open_source(key)
-        manifest = self._residency.source.manifest
+        source = self._residency.source
         return opened | {
-            "manifest_digest": self._residency.source.manifest_digest,
-            "content_digest": manifest.content_digest(),
+            "manifest_digest": source.manifest_digest,
+            "content_digest": source.manifest.content_digest(),
             "layout_digest": digest(self._layout),
-            "weight_bytes": manifest.weight_bytes,
+            "weight_bytes": self._weight_bytes,
         }
 
     def _open_relay(self, key: str) -> object:
@@ -70,13 +80,10 @@ class Operations:
         unknown = {"manifest_digest": "", "content_digest": "", "weight_bytes": 0}
         return opened | unknown | {"layout_digest": digest(self._layout)}
 
-    def _resident(self) -> object:
+    def _held(self) -> object:
         # A segment whose pages no process maps is counted by nobody's proportional set size.
-        return {
-            "weight_bytes": self._residency.weight_bytes_resident,
-            "kv_bytes": self._cache_resident(),
-            "host_copy_bytes": self._residency.host_copy_bytes,
-        }
+        weights, cache = self._resident()
+        return {"weight_bytes": weights, "kv_bytes": cache, "host_copy_bytes": self._residency.host_copy_bytes}
 
     def _set_canary(self, arguments: Mapping[str, Any]) -> None:
         self._residency.set_canary(

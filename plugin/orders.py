@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from relight.core.records import Deal, Phase, RungKind, SourceRef
+from relight.plugin.pages import Pages
+from relight.transfer.device_segment import AnySegment
 from relight.transfer.manifest import TensorEntry, WeightManifest
-from relight.transfer.segment import Segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +41,23 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class ModelMemory:
-    """What the engine-specific part gives: how to describe, reload and restore its own tensors.
+    """What the engine-specific part gives: its memory, and how to describe, reload and restore its own tensors.
 
     `describe(revision)` hashes what the segment holds; `reload(path)` fills the segment from a checkpoint
-    directory; `restore_scalars` sets host scalars; `drop_derived` gives back what was derived from weights or requests
-    (the KV cache's pages, packed copies); `rebuild_derived` makes from the weights what a forward needs of it.
+    directory; `restore_scalars` sets host scalars; `rebuild_derived` makes from the weights what a forward needs of
+    them. `unfit` says why this engine can neither sleep nor be read; empty when it can.
     """
 
-    segment: Segment
+    pages: Pages
     table: Mapping[str, TensorEntry]
     layout: Mapping[str, str]
     describe: Callable[[str], WeightManifest]
     reload: Callable[[str], None]
     restore_scalars: Callable[[Mapping[str, float]], None]
-    drop_derived: Callable[[], None]
     rebuild_derived: Callable[[], None]
+    unfit: str = ""
+
+    @property
+    def segment(self) -> AnySegment:
+        """Where the weights lie."""
+        return self.pages.segment

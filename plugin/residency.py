@@ -3,8 +3,8 @@
     awake -> asleep(level) -> refilled -> awake         asleep, refilled -> asleep (suspend)
 
 An engine that was put to sleep at any level resumes only after a complete and verified refill, whatever it is
-asked: a wake without a refill is refused, so garbage can never be served. Engine-agnostic: it knows a segment,
-a manifest and a way to reload from disk.
+asked: a wake without a refill is refused, so garbage can never be served. Engine-agnostic: it knows how memory comes
+and goes (pages.py), a manifest and a way to reload from disk.
 """
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ from relight.core.clock import Clock
 from relight.core.errors import Conflict, InvalidInput, LocalFault, ModelDirty, RemoteFault, TransferError
 from relight.core.fingerprint import Fingerprint
 from relight.core.records import Phase, RungKind
-from relight.plugin.doors import Doors
+from relight.plugin.doors import TRANSPORTS, Doors
 from relight.plugin.orders import ModelMemory, Order, Restored
 from relight.plugin.settings import Settings
 from relight.transfer import grants
 from relight.transfer.breaker import Breaker
-from relight.transfer.device_segment import on_host
 from relight.transfer.manifest import Canary, WeightManifest
 from relight.transfer.pace import Pace
 from relight.transfer.request import Cancel, Holder, Kept, OnProgress, Options, Wanted
-from relight.transfer.segment import Segment, copy
+from relight.transfer.segment import Segment
 from relight.transfer.session import refill
 from relight.transfer.sharing import Loan, borrow
 from relight.transfer.source import Source
@@ -53,10 +52,9 @@ class Residency:
         """
         self._memory, self._instance, self._streams, self._clock = memory, settings.instance, settings.streams, clock
         self._doors = Doors(settings, rank, memory.segment)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self.state = Residence.AWAKE
         self.level = 0
-        self._host_copy: Source | None = None
         self._loan: Loan | None = None
         self._cards = bool(settings.cards)
         self._kept, self._cancel, self._breaker = Kept(), Cancel(), Breaker(clock)
@@ -115,7 +113,8 @@ class Residency:
             generation = self.source.manifest.generation + 1
             self.source.open(generation, key)
             if self._served is None:
-                self._served = self._doors.open(self.source)
+                unfit = self._memory.unfit
+                self._served = ({}, dict.fromkeys(TRANSPORTS, unfit)) if unfit else self._doors.open(self.source)
             addresses, closed = self._served
             return {"generation": generation, "addresses": addresses, "closed": closed}
 
@@ -174,25 +173,24 @@ class Residency:
                 raise Conflict(f"a member that is {self.state} cannot go to sleep at level {level}")
             if self.source.readers or (self.relay is not None and self.relay.readers):
                 raise Conflict("the source still has readers: close it first")
-            if level == 1:
-                self._host_copy = self._copy_to_host()
-            self._release(level)
+            if self._memory.unfit:
+                raise LocalFault(self._memory.unfit)
+            if self._served is not None:
+                # Nobody may come while memory goes, and no card may know what is not there any more.
+                self.source.close(0.0)
+                self._doors.close()
+                self._served = None
+            pages = self._memory.pages
+            pages.keep(level, self.source.manifest)
+            self._asleep(level)
+            pages.release(level)
 
-    def _release(self, level: int) -> None:
-        # The state changes first: should a release fail half-way, nothing may resume on what is left.
+    def _asleep(self, level: int) -> None:
+        # Before anything is released: should that fail half-way, nothing may resume on what is left.
         self.state, self.level = Residence.ASLEEP, level
         self._end_relay()
         self._kept.clear()
         self._end_loan()
-        self._memory.segment.drop()
-        self._memory.drop_derived()
-
-    def _copy_to_host(self) -> Source:
-        segment = self._memory.segment
-        kept = Segment(f"{self._instance}-host", segment.bytes, digest=segment.digest)
-        kept.populate(0, kept.bytes)
-        copy(kept.view, segment.view)
-        return Source(f"{self._instance} host copy", kept, self.source.manifest, self._clock)
 
     def suspend(self) -> None:
         """Back to sleep from a refill that came to nothing (dirty, or a failed proof): memory is given back.
@@ -201,8 +199,9 @@ class Residency:
         """
         self._cancel.set()
         with self._lock:
-            level = self.level or 2
-            self._release(level if self._host_copy is not None or level == 2 else 2)
+            pages = self._memory.pages
+            self._asleep(2 if pages.copy is None else self.level)
+            pages.give_back()
 
     # ------------------------------------------------------------------ wake
 
@@ -213,6 +212,7 @@ class Residency:
                 raise Conflict("the member is awake: a refill would overwrite what it serves from")
             self.state = Residence.ASLEEP
             self._end_loan()
+            mapped = self._bring_back()
             begun = self._clock.now()
             if order.kind in (RungKind.STORAGE, RungKind.DISK):
                 # What an earlier rung brought was good to pass on, and is written over.
@@ -227,7 +227,12 @@ class Residency:
                     restored = replace(copied, detail=copied.detail + shared)
             self.state = Residence.REFILLED
             self._filled.set()
-            return restored
+            return replace(restored, phases=(*mapped, *restored.phases))
+
+    def _bring_back(self) -> tuple[Phase, ...]:
+        begun = self._clock.now()
+        said = self._memory.pages.bring_back()
+        return (Phase("map", begun, self._clock.now(), said),) if said else ()
 
     def _holders(self, order: Order) -> list[Holder]:
         if order.kind is RungKind.HOST_COPY:
@@ -235,7 +240,7 @@ class Residency:
         return self._doors.holders(order.kind, order.sources, self._streams)
 
     def _own_copy(self) -> Connect:
-        host = self._host_copy
+        host = self._memory.pages.copy
         if host is None:
             raise LocalFault("no host copy is kept: the member slept at level 2")
         generation = host.manifest.generation + 1
@@ -288,11 +293,13 @@ class Residency:
             return ""
         if self._cards:
             return "; not shared: to register them with an RDMA card would copy every page"
-        peer, memory = order.sources[0], self._memory
+        peer, memory, segment = order.sources[0], self._memory, self._memory.segment
+        if not isinstance(segment, Segment):
+            return "; not shared: a device has memory of its own"
         self._end_relay()
         self._kept.clear()
         try:
-            self._loan = borrow(memory.segment, Wanted(memory.layout, memory.table, order.revision), peer)
+            self._loan = borrow(segment, Wanted(memory.layout, memory.table, order.revision), peer)
         except TransferError as error:
             return f"; not shared: {error}"
         manifest = self._loan.manifest
@@ -351,27 +358,23 @@ class Residency:
         self._known[revision] = ours
         self._revision = revision
 
-    def resume(self) -> None:
-        """The engine asks whether it may go on. Raises Conflict unless a verified refill came before."""
+    def may_resume(self) -> None:
+        """Raises Conflict unless a verified refill came before."""
         with self._lock:
             if self.state is Residence.ASLEEP:
                 raise Conflict("weights are not resident: a refill must precede the wake")
+
+    def resume(self) -> None:
+        """The engine goes on. Raises Conflict unless a verified refill came before."""
+        with self._lock:
+            self.may_resume()
             if self.state is Residence.REFILLED:
                 self.state, self.level = Residence.AWAKE, 0
-                if self._host_copy is not None:
-                    self._host_copy.close(0)
-                    on_host(self._host_copy.segment).close()
-                    self._host_copy = None
+                self._memory.pages.awake()
 
     # ------------------------------------------------------------------ reading
 
     @property
-    def weight_bytes_resident(self) -> int:
-        """Bytes of the segment that are in memory."""
-        return self._memory.segment.resident_bytes()
-
-    @property
     def host_copy_bytes(self) -> int:
         """Bytes of the host copy, 0 without one."""
-        host = self._host_copy
-        return on_host(host.segment).resident_bytes() if host is not None else 0
+        return self._memory.pages.copy_bytes

@@ -76,6 +76,10 @@ class Settings:
         """Where the member of this rank takes the agent's calls."""
         return self.directory / f"worker-{rank}.sock"
 
+    def nvlink_socket(self, rank: int) -> Path:
+        """Where the member of this rank serves readers of its device's memory."""
+        return self.directory / f"nvlink-{rank}.sock"
+
     def source_socket(self, rank: int) -> Path:
         """Where the member of this rank serves shm readers."""
         return self.directory / f"source-{rank}.sock"

@@ -27,6 +27,11 @@ def chunk_bytes(total: int) -> int:
     return min(max(-(-even // BLOCK_BYTES) * BLOCK_BYTES, BLOCK_BYTES), MOST_CHUNK_BYTES)
 
 
+MOST_PADDING = 512
+"""Bytes between two tensors that are taken for padding: allocators of devices round to it. What lies between such as
+are further apart may be somebody's."""
+
+
 class Span(NamedTuple):
     """The bytes [start, stop) of one tensor; `tensor` counts in the manifest's order, `start` is the edge of a
     block."""
@@ -159,11 +164,12 @@ class Places:
         self._theirs = theirs
         self._here = [ours[t.name].offset for t in theirs]
         there_after, here_after = _followers([t.offset for t in theirs]), _followers(self._here)
-        # Together: the next tensor on both sides, at the same distance. Only then is what lies between them padding.
+        # Together: the next tensor on both sides, near and at the same distance. Only then is it padding between them.
         self._joined = [
             index > 0
             and there_after.get(index - 1) == here_after.get(index - 1) == index
             and t.offset - theirs[index - 1].offset == self._here[index] - self._here[index - 1]
+            and t.offset - theirs[index - 1].offset - theirs[index - 1].bytes < MOST_PADDING
             for index, t in enumerate(theirs)
         ]
 

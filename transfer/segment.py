@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator
 
 from relight.core.errors import LocalFault
+from relight.transfer.extents import Extent, Extents
 from relight.transfer.plan import HUGE
 from relight.transfer.verify import Digest, blocks_of
 
@@ -111,6 +112,15 @@ class Segment:
             raise LocalFault(f"a segment of {self.bytes} bytes: {error}") from error
         self.address = _map(self.bytes, _PROT_READ | _PROT_WRITE, self.fd)
         self.view = opaque(self.address, self.bytes)
+
+    @property
+    def extents(self) -> Extents:
+        """All of it lies together."""
+        return Extents([Extent(0, self.address, self.bytes)])
+
+    def room(self, start: int, stop: int) -> memoryview:
+        """Where the bytes [start, stop) of the segment lie."""
+        return self.view[start:stop]
 
     def populate(self, start: int, stop: int, *, patient: bool = False) -> None:
         """Allocates and maps the pages of [start, stop), in whole 2 MiB steps. Raises LocalFault (no memory).
@@ -219,6 +229,19 @@ class Segment:
             _libc.munmap(self.address, self.bytes)
             os.close(self.fd)
             self.fd = -1
+
+
+class Pieces:
+    """Memory of this process that lies in pieces, at the offsets of another segment: to be read within it alone."""
+
+    device = HOST
+
+    def __init__(self, extents: Extents) -> None:
+        self.extents = extents
+
+    def room(self, start: int, stop: int) -> memoryview:
+        """Where the bytes [start, stop) lie. Raises LocalFault unless they are in one piece."""
+        return opaque(self.extents.at(start, stop), stop - start)
 
 
 class MappedPeer:

@@ -322,7 +322,7 @@ class Refill:
 
     def rate(self, holder: str) -> float:
         """Bytes per second of the last turn of one connection to `holder`; 0 before."""
-        return self._rates.get(holder, 0.0)
+        return max(rates.get(holder, 0.0) for rates in self._rates.values())
 
     def watch(self) -> None:
         """Cuts the streams whose chunks others would have brought long ago."""

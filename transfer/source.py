@@ -16,7 +16,7 @@ from relight.core.failpoints import hit
 from relight.transfer import grants
 from relight.transfer.board import Bitmap
 from relight.transfer.chunks import Chunk, Places
-from relight.transfer.device_segment import AnySegment
+from relight.transfer.device_segment import Held
 from relight.transfer.manifest import Canary, WeightManifest, dump
 from relight.transfer.pace import Pace
 
@@ -58,7 +58,7 @@ class Source:
     def __init__(
         self,
         instance: str,
-        segment: AnySegment,
+        segment: Held,
         manifest: WeightManifest | None,
         clock: Clock,
         pace: Pace | None = None,

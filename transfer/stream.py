@@ -2,7 +2,7 @@
 
 What this process can reach at the holder's is copied and hashed in one pass over memory, what comes over a plain socket
 is hashed on the way (transfer/onepass.py). Else a step of at most a block is filled, then hashed at once, while it is
-in the processor's cache.
+in the processor's cache. Where the bytes land is transfer/ground.py's affair.
 """
 
 from __future__ import annotations
@@ -14,15 +14,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from relight.core.errors import LocalFault, RemoteFault
-from relight.core.failpoints import hit
 from relight.transfer.board import Bitmap
 from relight.transfer.chunks import Chunk, Places, Run, Step
-from relight.transfer.device_segment import on_host
-from relight.transfer.onepass import copied
+from relight.transfer.ground import Ground, ground_of
 from relight.transfer.request import Holder
 from relight.transfer.source import RELAY_SECONDS
 from relight.transfer.transports.base import READ_BYTES, Missing, Question, Reader
-from relight.transfer.verify import Digest
 
 if TYPE_CHECKING:
     from relight.transfer.session import Agreed, Refill
@@ -68,10 +65,14 @@ class Stream:
     listens: bool = False
     """Whether it waits for a relay to have more: nothing is lost when that is cut short."""
     _reader: Reader | None = None
+    _ground: Ground = field(init=False)
     _since: float | None = None
     """When the oldest batch's turn began."""
     _asked: deque[_Batch] = field(default_factory=deque)
     _spent: dict[str, float] = field(default_factory=lambda: {"pull": 0.0, "verify": 0.0})
+
+    def __post_init__(self) -> None:
+        self._ground = ground_of(self.refill.segment)
 
     def run(self) -> None:
         """Never raises: what failed is known to the refill."""
@@ -98,6 +99,7 @@ class Stream:
             reader, self._reader = self._reader, None
             if reader is not None:
                 reader.close()
+            self._ground.close()
             # Only then: a card may write into what it was asked for until its connection is closed.
             if self._asked and (agreed := self.refill.agreed) is not None:
                 agreed.board.give_back(c.number for batch in self._asked for c in batch.chunks)
@@ -167,7 +169,7 @@ class Stream:
         batch = _Batch(chunks, places.runs(chunks))
         self._asked.append(batch)
         for run in batch.runs:
-            here = self.refill.segment.view[run.whole.start : run.whole.stop]
+            here = self.refill.segment.room(run.whole.start, run.whole.stop)
             reader.ask(Question(chunks[0].number, len(chunks), run.there, run.bytes), here)
 
     def _bring(self, reader: Reader) -> bool:
@@ -181,6 +183,7 @@ class Stream:
                     return False
             except Missing:
                 whole = False
+        self._ground.settle()
         self._asked.popleft()
         self._since = None
         if whole:
@@ -193,26 +196,17 @@ class Stream:
 
     def _bring_run(self, reader: Reader, run: Run) -> bool:
         """False when the refill failed meanwhile."""
-        refill, segment, monotonic = self.refill, self.refill.segment, self.refill.clock.monotonic
-        proven = reader.proven if segment.digest is Digest.XXH3 else None
+        refill, ground, monotonic = self.refill, self._ground, self.refill.clock.monotonic
         pulled = verified = 0.0
         begun = monotonic()
         try:
-            for step in (run.whole,) if reader.lends or proven else run.steps():
+            for step in ground.steps(run, reader):
                 if refill.failure is not None:
                     return False
-                found = b""
-                if proven is not None:
-                    found = proven(step.stop - step.start, step.parts)
-                elif (lent := reader.fill(step.stop - step.start)) is not None:
-                    found = copied(
-                        on_host(segment).view[step.start : step.stop], lent, step.parts, digest=segment.digest
-                    )
-                altered = hit("transfer.receive", segment.view[step.start : step.stop])
+                found = ground.bring(step, reader)
                 arrived = monotonic()
                 pulled += arrived - begun
-                if altered or not found:
-                    found = b"".join([segment.digests(piece.start, piece.stop) for piece in step.pieces])
+                found = found or ground.digests(step)
                 if found != step.digests:
                     self._differs(step, found)
                 begun = monotonic()

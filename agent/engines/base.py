@@ -93,6 +93,8 @@ class EngineFacts:
     """Bytes of KV cache resident now (not reserved address space)."""
     phases: tuple[Phase, ...] = ()
     """Where the engine's own start time went, on its own clock."""
+    direct: Mapping[str, str] = field(default_factory=dict)
+    """By RDMA card: how it reaches the device's memory, tried at the start; behind `no: `, why it does not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from relight.agent.devices.base import Device
 from relight.agent.engines import arguments, visible, vllm_places
 from relight.agent.engines.base import ROOM, EngineCommand, EngineHandle, MemberContext, ZygoteCommand
 from relight.agent.engines.kept import KeptFile
-from relight.agent.engines.vllm_gpu import VllmGpuHandle
 from relight.agent.engines.vllm_handle import VllmHandle, endpoint_file, served_name
+from relight.agent.engines.vllm_outside import VllmOutsideHandle
 from relight.agent.engines.vllm_places import Place
 from relight.agent.surroundings import Surroundings
 from relight.core.clock import SystemClock
@@ -121,8 +121,9 @@ class VllmDriver:
         port = _free_port(context.bind_host)
         served = served_name(context)
         facts: dict[str, object] = {"host": context.bind_host, "port": port}
+        cache_bytes = _cache_bytes(spec.args) if kind != "cpu" else 0
         if not place.inside:
-            facts |= {"cache_bytes": _cache_bytes(spec.args), "cannot_sleep": cannot or _adapters_go(spec)}
+            facts |= {"cache_bytes": cache_bytes, "cannot_sleep": cannot or _adapters_go(spec)}
             KeptFile.begin(context.directory)
         endpoint_file(context.directory).write_text(json.dumps(facts))
         own = [a for a in place.arguments if not (cannot and a == vllm_places.SLEEP_MODE)]
@@ -175,7 +176,7 @@ class VllmDriver:
             "RELIGHT_DIGESTS": context.digests,
             "RELIGHT_MODE": assignment.mode,
             "RELIGHT_START_SECONDS": str(assignment.deadline_seconds),
-            **({} if place.inside else _sizes(assignment.shapes)),
+            **(_sizes(assignment.shapes) if place.graphs else {}),
             **_tls(context.data_tls),
             **({"RELIGHT_SOURCE_RATE": str(context.source_rate)} if context.source_rate else {}),
             **({"RELIGHT_RDMA": ",".join(context.cards)} if context.cards else {}),
@@ -196,7 +197,7 @@ class VllmDriver:
         wrong += vllm_places.wrong(kind, spec.args)
         if spec.members != 1:
             wrong.append(FieldError("members", "1 for vllm", str(spec.members)))
-        never = cannot_sleep or ("" if place.inside else _adapters_go(spec))
+        never = cannot_sleep or ("" if place.adapters else _adapters_go(spec))
         if spec.guardians.replicas and never:
             wrong.append(FieldError("guardians.replicas", f"0: {never}", str(spec.guardians.replicas)))
         if wrong:
@@ -205,8 +206,8 @@ class VllmDriver:
     def handle(self, context: MemberContext) -> EngineHandle:
         _, place = self._place(context)
         if place.inside:
-            return VllmHandle(context, self._clock)
-        return VllmGpuHandle(context, self._clock, counts=place.counts)
+            return VllmHandle(context, self._clock, awaits=place.awaits)
+        return VllmOutsideHandle(context, self._clock)
 
 
 def _cache_bytes(args: tuple[str, ...]) -> int:

@@ -23,7 +23,7 @@ from relight.agent.engines.base import (
     Refill,
 )
 from relight.agent.engines.canary import Answer
-from relight.agent.engines.vllm_api import CALL_DEADLINE, FIRST_GENERATION_DEADLINE, VllmApi
+from relight.agent.engines.vllm_api import CALL_DEADLINE, FIRST_GENERATION_DEADLINE, MEMORY_DEADLINE, VllmApi
 from relight.agent.engines.vllm_ranks import Ranks, by_name, offer, refill_arguments, refilled
 from relight.core.clock import Clock
 from relight.core.errors import LocalFault
@@ -57,10 +57,10 @@ def endpoint_file(directory: Path) -> Path:
 
 
 class VllmHandle:
-    """One running `vllm serve` with the plugin in its worker."""
+    """One running `vllm serve` with the plugin in its worker. `awaits`: a start but a cold one waits for weights."""
 
-    def __init__(self, context: MemberContext, clock: Clock) -> None:
-        self._context, self._clock = context, clock
+    def __init__(self, context: MemberContext, clock: Clock, *, awaits: bool = True) -> None:
+        self._context, self._clock, self._awaits = context, clock, awaits
         where = json.loads(endpoint_file(context.directory).read_text())
         host = f"[{where['host']}]" if ":" in where["host"] else where["host"]
         self._url = f"http://{host}:{where['port']}"
@@ -76,7 +76,7 @@ class VllmHandle:
             self._context = replace(self._context, assignment=assignment)
 
     async def wait_empty(self, deadline_seconds: float, progress: Progress) -> bool:
-        if self._context.assignment.mode is Mode.COLD:
+        if not self._awaits or self._context.assignment.mode is Mode.COLD:
             return False
         try:
             async with asyncio.timeout(deadline_seconds):
@@ -113,6 +113,7 @@ class VllmHandle:
             sum(int(s["weight_bytes"]) for s in said),
             sum(int(s["kv_bytes"]) for s in said),
             by_name(said),
+            {card: str(way) for s in said for card, way in s.get("direct", {}).items()},
         )
 
     async def prove_or_record(self) -> tuple[Proof | None, Phase]:
@@ -169,6 +170,9 @@ class VllmHandle:
             self._abort = True
 
     async def sleep(self, level: int) -> None:
+        said = await self._ranks.all("describe", CALL_DEADLINE)
+        if why := next((why for s in said if (why := s.get("unfit", ""))), ""):
+            raise LocalFault(why)
         # `wait` lets a request that slipped in finish: it is answered, never lost.
         await self._api.sleep(level, "abort" if self._abort else "wait")
 
@@ -214,8 +218,10 @@ class VllmHandle:
             # Resumed and not proven: whatever it may be doing is cut.
             await self.close_source(0.0)
             await self._api.sleep(2, "abort")
-        else:
-            await self._ranks.all("suspend", CALL_DEADLINE)
+            if all(s["state"] == "asleep" for s in await self._ranks.all("describe", CALL_DEADLINE)):
+                return
+            # Some ranks woke and others did not: vllm counts such an engine as asleep, and puts nothing to sleep.
+        await self._ranks.all("suspend", MEMORY_DEADLINE)
 
     async def health(self) -> Health:
         load = await self._api.load()

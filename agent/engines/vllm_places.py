@@ -24,15 +24,17 @@ class Place:
     """One kind of device.
 
     `environment` lies below the model's own. `plugins` are those that vLLM loads there, all others left out. `inside`:
-    a part of Relight runs in its workers and moves weights itself; `counts`: its worker class is Relight's, which
-    counts and captures graphs late.
+    a part of Relight runs in its workers and moves weights itself; `awaits`: also those of a start, which waits for
+    them; `graphs`: it captures some late. `adapters`: what it has loaded of them outlives a sleep.
     """
 
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
     plugins: tuple[str, ...] = ("relight",)
     inside: bool = False
-    counts: bool = True
+    awaits: bool = False
+    graphs: bool = False
+    adapters: bool = False
     compiles: bool = True
     """Whether what it compiles can be carried to others."""
     no_zygote: str = ""
@@ -47,10 +49,14 @@ PLACES: Mapping[str, Place] = {
         ("--worker-cls", "relight.plugin.vllm.worker.RelightCPUWorker", "--load-format", "relight"),
         {"VLLM_CPU_OMP_THREADS_BIND": "nobind"},
         inside=True,
+        awaits=True,
+        adapters=True,
     ),
     "nvidia": Place(
         ("--worker-cls", "relight.plugin.vllm.gpu_worker.RelightGPUWorker", *_SHARED),
         {},
+        inside=True,
+        graphs=True,
         owned=("--gpu-memory-utilization",),
     ),
     "kunlun": Place(
@@ -63,7 +69,6 @@ PLACES: Mapping[str, Place] = {
         },
         # Relight's own would import modules of vLLM that the platform's plugin has to replace before anybody does.
         plugins=("kunlun", "kunlun_model", "kunlun_quant", "kunlun_reasoning_parser", "kunlun_tool_parser"),
-        counts=False,
         compiles=False,
         no_zygote="vllm-kunlun replaces modules of vllm as they are imported: nothing may be imported before it",
         owned=("--gpu-memory-utilization",),

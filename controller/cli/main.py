@@ -199,7 +199,10 @@ Rung = Annotated[
     list[str] | None,
     typer.Option(
         "--rung",
-        help="Only these rungs, in order: peer_shm, peer_rdma, peer_tcp, host_copy, host_shm, host_tcp, storage, disk.",
+        help=(
+            "Only these rungs, in order: peer_shm, peer_nvlink, peer_nixl, peer_rdma, peer_tcp, host_copy, host_shm, "
+            "host_tcp, storage, disk."
+        ),
     ),
 ]
 

@@ -51,7 +51,9 @@ Text = Annotated[str, Field(max_length=4096)]
 NonEmpty = Annotated[str, Field(min_length=1, max_length=4096)]
 Number = Annotated[int, Field(ge=0, le=MAX_REPLICAS)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
-Wire = Literal["PeerShm", "PeerRdma", "PeerTcp", "HostCopy", "HostShm", "HostTcp", "Storage", "Disk"]
+Wire = Literal[
+    "PeerShm", "PeerNvlink", "PeerNixl", "PeerRdma", "PeerTcp", "HostCopy", "HostShm", "HostTcp", "Storage", "Disk"
+]  # fmt: skip
 
 
 class StoredFile(_Field):

@@ -7,7 +7,7 @@ slower way is taken, which is safe. A slot that tells of no capabilities closes 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from relight.core.records import Capability, Mode, ModelSpec, SlotView, Verdict
 
@@ -28,6 +28,12 @@ def closed_modes(spec: ModelSpec, slots: Mapping[str, SlotView], names: tuple[st
             word = "cannot" if found.verdict is Verdict.NO else "is not known to"
             return {Mode.LAZY: f"{name} {word} start {spec.engine} lazily: {found.reason}"}
     return {}
+
+
+def loads_itself(spec: ModelSpec, slots: Mapping[str, SlotView], names: Iterable[str]) -> str:
+    """Why an engine that starts on the slots `names` takes its weights from no other process; empty when it does."""
+    found = (of(slots[name], spec.engine, "await_weights", spec.devices_per_member) for name in names if name in slots)
+    return next((known.reason for known in found if known is not None and known.verdict is Verdict.NO), "")
 
 
 def no_sleep(spec: ModelSpec, slots: Mapping[str, SlotView]) -> Mapping[str, str]:

@@ -23,6 +23,8 @@ SLEEP = "sleep"
 # memory, ten-gigabit network and disk, because the first measurement replaces them.
 _RUNGS: Mapping[str, tuple[float, float]] = {
     RungKind.PEER_SHM: (0.15, 4e9),
+    RungKind.PEER_NVLINK: (0.2, 5e10),
+    RungKind.PEER_NIXL: (0.2, 1e10),
     RungKind.PEER_RDMA: (0.2, 1e10),
     RungKind.PEER_TCP: (0.2, 1e9),
     RungKind.HOST_COPY: (0.15, 4e9),

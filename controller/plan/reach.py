@@ -5,6 +5,10 @@ from __future__ import annotations
 
 from relight.core.records import Reach, RungKind, SlotView, SourceOffer, Verdict
 
+BY_CARDS = (RungKind.PEER_NIXL, RungKind.PEER_RDMA)
+"""By which RDMA cards read, with nothing encrypted."""
+OWN_HOST = (RungKind.PEER_SHM, RungKind.PEER_NVLINK, RungKind.HOST_SHM)
+"""Reads that never leave a host."""
 CLEAR = "bytes would travel in the clear, and the model asks for encryption"
 
 
@@ -49,13 +53,13 @@ def closed(
     """Why what `name` offers on slot `there` cannot be read from `here` by `kind`; empty when it can."""
     if here is None or there is None:
         return f"{name}: a slot is not known any more"
-    if kind in (RungKind.PEER_SHM, RungKind.HOST_SHM) and not shared_kernel(here, there):
+    if kind in OWN_HOST and not shared_kernel(here, there):
         return f"{name} is on another host"
     if (known := reach(here, there, kind.transport)) is not None and known.verdict is Verdict.NO:
         return f"{name}: {here.slot} does not reach {there.slot} by {kind.transport}: {known.reason}"
-    if kind is RungKind.PEER_RDMA:
+    if kind in BY_CARDS:
         for slot in (here, there):
-            if why := slot.transports.get(kind.transport, "no RDMA card"):
+            if why := slot.transports.get(RungKind.PEER_RDMA.transport, "no RDMA card"):
                 return f"{slot.slot}: {why}"
     if kind.transport not in offer.addresses:
         return f"{name}: {offer.closed.get(kind.transport, f'does not serve {kind.transport}')}"
@@ -64,5 +68,4 @@ def closed(
 
 def in_the_clear(kind: RungKind, offer: SourceOffer) -> str:
     """Why bytes of this offer would cross a network unencrypted; empty when they would not."""
-    own_host = kind in (RungKind.PEER_SHM, RungKind.HOST_SHM)
-    return "" if own_host or offer.addresses[kind.transport].startswith("tls:") else CLEAR
+    return "" if kind in OWN_HOST or offer.addresses[kind.transport].startswith("tls:") else CLEAR

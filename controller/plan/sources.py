@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from relight.controller.plan.capable import loads_itself
 from relight.controller.plan.fleet import first_difference, runtime_digest
-from relight.controller.plan.reach import CLEAR, closed, equipped, tried
+from relight.controller.plan.reach import BY_CARDS, CLEAR, OWN_HOST, closed, equipped, one_host, tried
 from relight.core.fingerprint import digest
 from relight.core.records import (
     Desired,
@@ -42,6 +43,8 @@ class Ladder:
     weight_bytes: int
 
 
+ACROSS_DEVICES = (RungKind.PEER_NVLINK, RungKind.PEER_NIXL)
+"""What only engines with weights on devices serve: of others nobody expects it."""
 COPIED_BY = (RungKind.PEER_SHM, RungKind.HOST_SHM, RungKind.PEER_TCP, RungKind.HOST_TCP)
 """By which a copy of the host tier is made, fastest first."""
 
@@ -97,7 +100,7 @@ class Sources:
 
     def ladder(self, spec: ModelSpec, receiver: InstanceView, allowed: Sequence[RungKind]) -> Ladder:
         """The rungs of a wake of `receiver` for `spec`; `allowed` empty means that the spec's all are."""
-        return self._ladder(spec, receiver, allowed, _no_copy(receiver))
+        return self._ladder(spec, receiver, allowed, _no_copy(receiver), "")
 
     def fresh(
         self, spec: ModelSpec, chosen: Sequence[tuple[str, Sequence[DeviceReport]]], allowed: Sequence[RungKind]
@@ -111,11 +114,13 @@ class Sources:
         receiver = InstanceView(
             "", spec.key, spec, members, Desired.READY, State.NONE, spec.guardians.level, "", Mode.NORMAL
         )
-        return self._ladder(spec, receiver, allowed, "an engine that starts has none")
+        alone = loads_itself(spec, self._slots, [slot for slot, _ in chosen])
+        return self._ladder(spec, receiver, allowed, "an engine that starts has none", alone)
 
     def _ladder(
-        self, spec: ModelSpec, receiver: InstanceView, allowed: Sequence[RungKind], no_copy: str
+        self, spec: ModelSpec, receiver: InstanceView, allowed: Sequence[RungKind], no_copy: str, alone: str
     ) -> Ladder:  # fmt: skip
+        """`no_copy` says why it has no copy of its own, `alone` why it reads no other process; empty when it does."""
         rungs: list[Rung] = []
         refused: list[str] = []
         fitting = []
@@ -134,7 +139,11 @@ class Sources:
                 refused.append(f"{kind}: the operation does not allow it")
             elif kind is RungKind.DISK:
                 rungs.append(Rung(kind, "the checkpoint on disk, when nothing faster is left"))
-            elif spec.encrypt and kind is RungKind.PEER_RDMA:
+            elif kind.transport and alone:
+                refused.append(f"{kind}: {alone}")
+            elif kind in ACROSS_DEVICES and not any(_knows(kind, s) for s in fitting):
+                continue
+            elif spec.encrypt and kind in BY_CARDS:
                 refused.append(f"{kind}: {CLEAR}")
             elif kind is RungKind.STORAGE:
                 if why := self._no_storage(spec, receiver):
@@ -262,14 +271,23 @@ class Sources:
 
     def _peer(self, kind: RungKind, receiver: InstanceView, source: InstanceView) -> Rung:
         reference = source_for(kind, source.members[0], source.instance)
-        where = "on the same host" if kind is RungKind.PEER_SHM else f"on slot {reference.slot}"
+        where = "on the same host" if kind in OWN_HOST else f"on slot {reference.slot}"
         here, there = self._pairs(receiver, source)[0]
-        slower = kind is RungKind.PEER_TCP and self._equipped(receiver, source)
-        why = self._closed(RungKind.PEER_RDMA, receiver, source, False) if slower else ""
-        left = f"{RungKind.PEER_RDMA}: {why}" if slower else ""
+        left = ""
+        if kind is RungKind.PEER_TCP and (faster := self._expected(receiver, source)):
+            why = self._closed(faster, receiver, source, False)
+            left = f"{faster}: {why}"
         return Rung(
             kind, f"{source.instance} is ready {where} ({tried(kind, here, there)})", reference, instead_of=left
         )
+
+    def _expected(self, receiver: InstanceView, source: InstanceView) -> RungKind | None:
+        """The path that one expects between them in place of tcp."""
+        if _knows(RungKind.PEER_NVLINK, source) and all(
+            a is not None and b is not None and one_host(a, b) for a, b in self._pairs(receiver, source)
+        ):
+            return RungKind.PEER_NVLINK
+        return RungKind.PEER_RDMA if self._equipped(receiver, source) else None
 
     def _pairs(self, receiver: InstanceView, source: InstanceView) -> list[tuple[SlotView | None, SlotView | None]]:
         """The slots of each rank here and there."""
@@ -312,6 +330,12 @@ class Sources:
         pairs = self._pairs(receiver, source)
         whys = (closed(kind, here, there, offer, encrypt, source.instance) for here, there in pairs)
         return next(filter(None, whys), "")
+
+
+def _knows(kind: RungKind, source: InstanceView) -> bool:
+    """Whether a source serves a transport, or says why it does not."""
+    offer = _offer(source.members[0])
+    return kind.transport in offer.addresses or kind.transport in offer.closed
 
 
 def _no_copy(receiver: InstanceView) -> str:

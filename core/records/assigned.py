@@ -18,8 +18,8 @@ class SourceRef:
     manifest_digest: str
     content_digest: str
     address: str
-    """`unix:/path` for shm, `tcp:host:port` for tcp, `tls:host:port` for tcp over TLS, `rdma:host:port` for each card
-    with `+` between them; by rank, separated by commas."""
+    """`unix:/path` for shm, `nvlink:/path` for nvlink, `tcp:host:port` for tcp, `tls:host:port` for tcp over TLS,
+    `rdma:host:port` or `nixl:host:port` for each card with `+` between them; by rank, separated by commas."""
     grant: str = ""
     filling: bool = False
     """It is being filled at the same time: it gives what it has proven so far, and may come a little later."""

@@ -26,6 +26,9 @@ class RungKind(StrEnum):
     """Where a wake takes its weights from, fastest first."""
 
     PEER_SHM = "peer_shm"
+    PEER_NVLINK = "peer_nvlink"
+    """From device to device, inside one host."""
+    PEER_NIXL = "peer_nixl"
     PEER_RDMA = "peer_rdma"
     PEER_TCP = "peer_tcp"
     HOST_COPY = "host_copy"

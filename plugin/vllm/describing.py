@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from vllm import __version__ as vllm_version
+from vllm import envs
 
 LAYOUT_VERSION = "1"
 """Changes whenever the same engine would lay the same weights out differently."""
@@ -35,6 +36,21 @@ def layout(worker: Any, packing: str, device: str) -> dict[str, str]:
         "rank": str(worker.rank),
         "device": device,
     }
+
+
+def kernels(config: Any) -> str:
+    """What besides decides how vLLM arranges weights for its kernels on a GPU: equal arrangements have equal names."""
+    parallel, speculative = config.parallel_config, config.speculative_config
+    chosen = {
+        "kernels": config.kernel_config.compute_hash(),
+        "cache_dtype": str(config.cache_config.cache_dtype),
+        "experts": [bool(parallel.enable_expert_parallel), str(parallel.expert_placement_strategy)],
+        "data_parallel": parallel.data_parallel_size,
+        "draft": None if speculative is None else speculative.compute_hash(),
+        "environment": envs.compile_factors(),
+    }
+    text = json.dumps(chosen, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def runtime(worker: Any, cache_bytes: int) -> dict[str, str]:

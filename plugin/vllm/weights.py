@@ -7,7 +7,7 @@ that kernels are called with) are described apart.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -59,7 +59,7 @@ def tensors_of(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
                 yield from _inside(value, dot + name, 2)
 
 
-def _scalar_places(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
+def scalar_places(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
     """Where host scalars of the layers lie, such as FP8 KV scales: floats that are not tensors and change answers."""
     return {
         f"{path}.{name}": (module, name)
@@ -70,12 +70,33 @@ def _scalar_places(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class Group:
     """Tensors of one storage: the bytes to move, and who points into them."""
 
     start: int
     bytes: int
     members: tuple[tuple[str, torch.Tensor], ...]
+
+    @property
+    def name(self) -> str:
+        """That of its first member; the others are aliases."""
+        return self.members[0][0]
+
+    def within(self, tensors: Collection[int]) -> bool:
+        """Whether all of its members are among the tensors of these identities."""
+        return all(id(tensor) in tensors for _, tensor in self.members)
+
+    def entry(self, offset: int) -> TensorEntry:
+        """As a manifest has it, at `offset` of a segment."""
+        names = list(dict.fromkeys(name for name, _ in self.members))
+        _, first = self.members[0]
+        dtype = str(first.dtype).removeprefix("torch.")
+        if self.single and dtype in ITEM_BYTES:
+            return TensorEntry(
+                names[0], dtype, tuple(first.shape), tuple(first.stride()), offset, self.bytes, tuple(names[1:])
+            )
+        # Different views of one storage, and dtypes of which nobody here knows more, travel as bytes.
+        return TensorEntry(names[0], "uint8", (self.bytes,), (1,), offset, self.bytes, tuple(names[1:]))
 
     @property
     def single(self) -> bool:
@@ -86,16 +107,17 @@ class _Group:
         )
 
 
-def _groups(model: nn.Module) -> list[_Group]:
+def groups_of(named: Iterable[tuple[str, torch.Tensor]], device: str) -> list[Group]:
+    """Those of the tensors that lie in memory of one type of device, grouped by their storage."""
     by_storage: dict[int, list[tuple[str, torch.Tensor]]] = {}
-    for name, tensor in tensors_of(model):
-        if tensor.device.type == "cpu" and tensor.layout == torch.strided and tensor.numel():
+    for name, tensor in named:
+        if tensor.device.type == device and tensor.layout == torch.strided and tensor.numel():
             by_storage.setdefault(tensor.untyped_storage().data_ptr(), []).append((name, tensor))
     groups = []
     for members in by_storage.values():
         ends = [(t.data_ptr(), t.data_ptr() + _reach(t) * t.element_size()) for _, t in members]
         low, high = min(a for a, _ in ends), max(b for _, b in ends)
-        groups.append(_Group(low, high - low, tuple(members)))
+        groups.append(Group(low, high - low, tuple(members)))
     return groups
 
 
@@ -104,23 +126,16 @@ def _reach(tensor: torch.Tensor) -> int:
     return 1 + sum(int(n - 1) * int(s) for n, s in zip(tensor.shape, tensor.stride(), strict=True))
 
 
-def _dtype(tensor: torch.Tensor) -> str:
-    name = str(tensor.dtype).removeprefix("torch.")
-    if name not in ITEM_BYTES:
-        raise LocalFault(f"tensors of dtype {name} cannot be exported")
-    return name
-
-
 class Weights:
     """The model's tensors in their segment, and the table that says which lies where."""
 
     def __init__(self, model: nn.Module, name: str, *, filled: bool = True, digest: Digest = Digest.XXH3) -> None:
-        """Moves all tensors of `model` into a new segment. Raises LocalFault (no memory, odd dtype).
+        """Moves all tensors of `model` into a new segment. Raises LocalFault (no memory).
 
         Where the model is not `filled` yet its parameters are not copied: their pages come with the first refill.
         """
-        self._places = _scalar_places(model)
-        groups = _groups(model)
+        self._places = scalar_places(model)
+        groups = groups_of(tensors_of(model), "cpu")
         offsets, end = [], 0
         for group in groups:
             offsets.append(end)
@@ -133,15 +148,15 @@ class Weights:
         self._unsaved: dict[str, bytes] = {}
         parameters = {id(p) for p in model.parameters()}
         for group, offset in zip(groups, offsets, strict=True):
-            saved = all(id(t) in parameters for _, t in group.members)
+            saved = group.within(parameters)
             self._move(group, offset, whole, copied=filled or not saved)
-            entry = self._entry(group, offset)
+            entry = group.entry(offset)
             self.table[entry.name] = entry
             if not saved:
                 # No checkpoint holds buffers and computed attributes: the disk rung needs a copy of its own.
                 self._unsaved[entry.name] = bytes(self._bytes(entry))
 
-    def _move(self, group: _Group, offset: int, whole: torch.Tensor, *, copied: bool) -> None:
+    def _move(self, group: Group, offset: int, whole: torch.Tensor, *, copied: bool) -> None:
         # A tied parameter stands under several names; once moved, its address says nothing about its place.
         for tensor in {id(t): t for _, t in group.members}.values():
             at = offset + tensor.data_ptr() - group.start
@@ -151,17 +166,6 @@ class Weights:
                 view.copy_(tensor.data)
             # Assigning .data keeps the object, so every reference to it now reads the segment.
             tensor.data = view
-
-    @staticmethod
-    def _entry(group: _Group, offset: int) -> TensorEntry:
-        names = list(dict.fromkeys(name for name, _ in group.members))
-        _, first = group.members[0]
-        if group.single:
-            shape, stride, dtype = tuple(first.shape), tuple(first.stride()), _dtype(first)
-        else:
-            # Different views of one storage travel as its bytes.
-            shape, stride, dtype = (group.bytes,), (1,), "uint8"
-        return TensorEntry(names[0], dtype, shape, stride, offset, group.bytes, tuple(names[1:]))
 
     def _bytes(self, entry: TensorEntry) -> memoryview:
         return self.segment.view[entry.offset : entry.offset + entry.bytes]

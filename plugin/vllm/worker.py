@@ -27,6 +27,7 @@ from relight.plugin.control import ControlServer
 from relight.plugin.counting import Counter, Counting
 from relight.plugin.operations import Operations
 from relight.plugin.orders import ModelMemory
+from relight.plugin.pages import HostPages
 from relight.plugin.residency import Residency
 from relight.plugin.stages import Stages
 from relight.plugin.vllm import describing, handlers, warmup
@@ -97,16 +98,18 @@ class RelightCPUWorker(Completing, Counting, CPUWorker):  # type: ignore[misc]
         return times
 
     def _listen(self) -> None:
-        own, weights = self._relight_settings, self._relight_weights
+        own, weights, clock = self._relight_settings, self._relight_weights, SystemClock()
         memory = ModelMemory(
-            weights.segment, weights.table, self._relight_layout, self._describe, self._reload,
-            weights.restore_scalars, self._drop_derived, handlers.rebuild,
+            HostPages(own.instance, weights.segment, self._drop_derived, clock), weights.table, self._relight_layout,
+            self._describe, self._reload, weights.restore_scalars, handlers.rebuild,
         )  # fmt: skip
         cards = own.cards_of(self.rank, self.parallel_config.world_size)
-        self._relight = Residency(replace(own, cards=cards), self.rank, memory, SystemClock())
-        operations = Operations(self._relight, self._relight_layout, self._relight_stages, self._cache_resident)
-        shapes = {"shapes": lambda a, _: self.relight_shapes()}
-        self._relight_control = ControlServer(own.control_socket(self.rank), operations.table() | shapes)
+        self._relight = Residency(replace(own, cards=cards), self.rank, memory, clock)
+        operations = Operations(
+            self._relight, self._relight_stages, self._relight_layout, self._resident, self.relight_shapes,
+            weight_bytes=sum(entry.bytes for entry in weights.table.values()),
+        )  # fmt: skip
+        self._relight_control = ControlServer(own.control_socket(self.rank), operations.table())
 
     # ------------------------------------------------------------------ called by vLLM, in its own loop
 
@@ -145,6 +148,10 @@ class RelightCPUWorker(Completing, Counting, CPUWorker):  # type: ignore[misc]
     def _drop_derived(self) -> None:
         handlers.drop()
         self._drop_cache()
+
+    def _resident(self) -> tuple[int, int]:
+        # A segment whose pages no process maps is counted by nobody's proportional set size.
+        return self._relight_weights.segment.resident_bytes(), self._cache_resident()
 
     def _cache_resident(self) -> int:
         total = 0

@@ -30,8 +30,10 @@ from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
 from vllm.v1.worker import workspace
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner as V2Runner
 
+from relight.core.clock import SystemClock
 from relight.core.records import Mode
 from relight.plugin.settings import Settings
+from relight.plugin.stages import Stages
 from relight.plugin.vllm.gpu_worker import RelightGPUWorker
 from relight.plugin.vllm.graphs import v1 as v1_graphs
 
@@ -217,6 +219,8 @@ class Engine:
         worker.cache_config, worker.device = SimpleNamespace(kv_cache_memory_bytes=1), made.device
         worker.use_v2_model_runner = runner == "v2"
         worker.profiler = SimpleNamespace(capture_cuda_graphs=contextlib.nullcontext)
+        # Its weights are of no interest here.
+        worker._relight_stages, worker._relight_listen = Stages(SystemClock()), lambda: None
         worker._relight_settings = Settings(
             "i", Path("/x"), "h", "r", 2, mode=start, sizes=tuple(sorted(histogram.items()))
         )

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 
 V32, V33 = "0.32.0", "0.33.0"
 BOTH = (V32, V33)
-API, GPU, DRIVER = "agent.engines.vllm_api.VllmApi", "agent.engines.vllm_gpu.VllmGpuHandle", "agent.engines.vllm"
+API, DRIVER = "agent.engines.vllm_api.VllmApi", "agent.engines.vllm"
+GPU = "agent.engines.vllm_outside.VllmOutsideHandle"
 PLACES = "agent.engines.vllm_places"
 SAPI, SGL, SDRIVER = "agent.engines.sglang_api.SglangApi", "agent.engines.sglang_handle", "agent.engines.sglang"
 OUTSIDE = "agent.engines.outside.OutsideHandle"
 WORKER = "plugin.vllm.gpu_worker.RelightGPUWorker"
+PAGES, MEMORY = "plugin.vllm.allocator", "plugin.vllm.gpu_memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,8 @@ _CLI = "vllm/entrypoints/launchers/cli_args.py|vllm/entrypoints/common/cli_args.
 _COMPLETION = "vllm/entrypoints/openai/completion/protocol.py"
 _LOGGERS, _ENVS = "vllm/v1/metrics/loggers.py", "vllm/envs.py"
 _GPU_WORKER, _CORE, _EXECUTOR = "vllm/v1/worker/gpu_worker.py", "vllm/v1/engine/core.py", "vllm/v1/executor/abstract.py"
+_ALLOCATORS = "vllm/device_allocator/"
+_CUMEM = f"{_ALLOCATORS}cumem.py"
 
 VLLM = _of(
     "vllm", BOTH,
@@ -115,6 +119,37 @@ VLLM = _of(
     ("does", "SLEEP_TAGS: kv_cache", _EXECUTOR, f"{GPU}._bring_back"),
     ("does", "Executor.sleep: sleeping_tags", _EXECUTOR, f"{OUTSIDE}.suspend"),
     ("does", "CuMemAllocator: is_asleep", "vllm/device_allocator/cumem.py", f"{OUTSIDE}.suspend"),
+    # What moves weights on a device from inside.
+    *(("field", f"AllocationData.{name}", f"{_ALLOCATORS}__init__.py", f"{PAGES}.Allocator.of") for name in (
+        "handle", "tag", "is_asleep", "cpu_backup_tensor",
+    )),
+    ("does", "CuMemAllocator: pointer_to_data", _CUMEM, f"{PAGES}.Allocator.of"),
+    ("does", "CuMemAllocator: allocator_and_pools", _CUMEM, f"{PAGES}.Allocator.live"),
+    ("field", "CuMemAllocator.sleep(offload_tags)", _CUMEM, f"{PAGES}.AllocatorPages.give_back"),
+    ("does", "CuMemAllocator.wake_up: cpu_backup_tensor", _CUMEM, f"{PAGES}.AllocatorPages.bring_back"),
+    ("does", "CuMemAllocator.wake_up: is_asleep", _CUMEM, f"{PAGES}.AllocatorPages.bring_back"),
+    *(("does", f"CuMemBackend.suspend: {tag}", f"{_ALLOCATORS}sleep_mode_backend.py",
+       f"{PAGES}.AllocatorPages.give_back") for tag in ("runtime", "cudagraph")),
+    ("does", "Worker.load_model: weights", _GPU_WORKER, f"{PAGES}.AllocatorPages.keep"),
+    ("does", "Worker.wake_up: weights", _GPU_WORKER, f"{PAGES}.AllocatorPages.bring_back"),
+    ("does", "Worker.wake_up: _sleep_saved_buffers", _GPU_WORKER, f"{PAGES}.AllocatorPages.bring_back"),
+    ("symbol", "Worker.get_draft_model", _GPU_WORKER, f"{MEMORY}.GpuMemory._find"),
+    ("does", "Executor.wake_up: is_sleeping", _EXECUTOR, f"{WORKER}.wake_up"),
+    *(("field", f"ModelConfig.{name}", "vllm/config/model.py", f"{MEMORY}.obstacle") for name in (
+        "enable_sleep_mode", "sleep_mode_backend", "enable_nccl_comm_suspend",
+    )),
+    ("field", "ParallelConfig.enable_eplb", "vllm/config/parallel.py", f"{MEMORY}.obstacle"),
+    ("field", "UVAOffloadConfig.cpu_offload_gb", "vllm/config/offload.py", f"{MEMORY}.obstacle"),
+    ("field", "PrefetchOffloadConfig.offload_group_size", "vllm/config/offload.py", f"{MEMORY}.obstacle"),
+    *(("field", f"ParallelConfig.{name}", "vllm/config/parallel.py", "plugin.vllm.describing.kernels") for name in (
+        "enable_expert_parallel", "expert_placement_strategy", "data_parallel_size",
+    )),
+    *(("field", f"VllmConfig.{name}", "vllm/config/vllm.py", "plugin.vllm.describing.kernels") for name in (
+        "kernel_config", "cache_config", "speculative_config",
+    )),
+    ("symbol", "KernelConfig.compute_hash", "vllm/config/kernel.py", "plugin.vllm.describing.kernels"),
+    ("symbol", "SpeculativeConfig.compute_hash", "vllm/config/speculative.py", "plugin.vllm.describing.kernels"),
+    ("symbol", "compile_factors", _ENVS, "plugin.vllm.describing.kernels"),
     ("symbol", "Worker.wake_up", _GPU_WORKER, f"{WORKER}.wake_up"),
     ("symbol", "Worker.discard", _GPU_WORKER, f"{WORKER}.discard"),
     ("symbol", "Worker.compile_or_warm_up_model", _GPU_WORKER, f"{WORKER}.compile_or_warm_up_model"),

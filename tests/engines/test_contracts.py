@@ -18,7 +18,7 @@ pytestmark = pytest.mark.engines
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
 ADAPTERS = {
-    "vllm": ("vllm", "vllm_api", "vllm_gpu", "vllm_handle", "vllm_places"),
+    "vllm": ("vllm", "vllm_api", "vllm_handle", "vllm_outside", "vllm_places"),
     "sglang": ("sglang", "sglang_api", "sglang_handle"),
 }
 OURS = {"-m", "--socket", "--preload"}

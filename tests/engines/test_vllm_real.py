@@ -1,4 +1,5 @@
-"""Every call of the handle for vLLM on GPUs, against a real vLLM on the CPU, whose worker answers and frees nothing."""
+"""Every call of the handle for a vLLM without Relight in it, against a real vLLM on the CPU, whose worker answers and
+frees nothing."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from relight.agent.engines.base import MemberContext
-from relight.agent.engines.vllm_gpu import VllmGpuHandle
 from relight.agent.engines.vllm_handle import endpoint_file
+from relight.agent.engines.vllm_outside import VllmOutsideHandle
 from relight.core.clock import SystemClock
 from relight.core.records import Desired, InstanceAssignment, ModelSpec, OnTimeout, Rung, RungKind
 
@@ -42,7 +43,7 @@ def tiny() -> Path:
 
 
 @pytest.fixture
-async def engine(tiny: Path, tmp_path: Path) -> AsyncIterator[VllmGpuHandle]:
+async def engine(tiny: Path, tmp_path: Path) -> AsyncIterator[VllmOutsideHandle]:
     """Stock: no part of Relight is in it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -63,7 +64,7 @@ async def engine(tiny: Path, tmp_path: Path) -> AsyncIterator[VllmGpuHandle]:
         process = await asyncio.create_subprocess_exec(
             *argv, env=env, cwd=tmp_path, stdout=log, stderr=log, start_new_session=True
         )
-    handle = VllmGpuHandle(MemberContext(wanted, tmp_path, tmp_path / "log", "127.0.0.1"), SystemClock(), counts=False)
+    handle = VllmOutsideHandle(MemberContext(wanted, tmp_path, tmp_path / "log", "127.0.0.1"), SystemClock())
     try:
         await handle.wait_ready(START_SECONDS, lambda said: None)
         yield handle
@@ -76,7 +77,7 @@ async def engine(tiny: Path, tmp_path: Path) -> AsyncIterator[VllmGpuHandle]:
 
 
 async def test_every_call_of_the_handle_is_answered_by_a_real_vllm(
-    engine: VllmGpuHandle, record_property: Callable[[str, object], None]
+    engine: VllmOutsideHandle, record_property: Callable[[str, object], None]
 ) -> None:
     facts = await engine.describe()
     version = facts.fingerprint.layout["engine"]

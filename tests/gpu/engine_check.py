@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, cast
 from relight.agent.devices.base import Device
 from relight.agent.engines.base import EngineCommand, MemberContext
 from relight.agent.engines.vllm import VllmDriver
-from relight.agent.engines.vllm_gpu import VllmGpuHandle
+from relight.agent.engines.vllm_handle import VllmHandle
 from relight.core.records import Desired, InstanceAssignment, Mode, ModelSpec, OnTimeout, Proving, Rung, RungKind
 from relight.plugin import look
 from tests.gpu.table import Table
@@ -62,7 +62,7 @@ class Here:
 class Started:
     """One engine: how it was started, its handle, and how long it took to be ready and to its first token."""
 
-    def __init__(self, process: asyncio.subprocess.Process, handle: VllmGpuHandle) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, handle: VllmHandle) -> None:
         self.process, self.handle = process, handle
         self.ready = self.first = 0.0
 
@@ -88,21 +88,23 @@ def _prepare(directory: Path, caches: Path) -> None:
 
 
 @asynccontextmanager
-async def started(directory: Path, mode: Mode, caches: Path) -> AsyncIterator[Started]:
+async def started(directory: Path, mode: Mode, caches: Path, name: str = "i-gpu") -> AsyncIterator[Started]:
     """`caches` is where all starts compile, so that a second one is warm."""
     _prepare(directory, caches)
     own = {"PYTHONPATH": str(ROOT / "src")}
     spec = ModelSpec("default", "m", MODEL, "r1", "vllm", args=ARGUMENTS, env=own, proof=Proving(tokens=CANARY))
-    wanted = InstanceAssignment("i-gpu", spec.key, spec, 0, 1, (DEVICE.id,), Desired.READY, mode=mode)
+    wanted = InstanceAssignment(
+        name, spec.key, spec, 0, 1, (DEVICE.id,), Desired.READY, mode=mode, content_revision="r1"
+    )  # fmt: skip
     context = MemberContext(wanted, directory, directory / "log", "127.0.0.1")
     driver = VllmDriver((DEVICE,), cast("Surroundings", Here()), PYTHON, zygote=False)
     command = await driver.command(context)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
-    env = {**command.env, "CUDA_VISIBLE_DEVICES": visible, "RELIGHT_INSTANCE": "i-gpu"}
+    env = {**command.env, "CUDA_VISIBLE_DEVICES": visible, "RELIGHT_INSTANCE": name}
     begun = time.perf_counter()
     process = await _spawn(command, env, context.log_path)
     handle = driver.handle(context)
-    assert isinstance(handle, VllmGpuHandle)
+    assert isinstance(handle, VllmHandle)
     engine = Started(process, handle)
     try:
         await handle.wait_ready(START_SECONDS, lambda said: None)

@@ -11,6 +11,7 @@ import socket
 import sys
 from dataclasses import asdict
 
+from relight.transfer.extents import Extent
 from relight.transfer.transports.cuda import Cuda
 from tests.gpu.mapped import Region
 
@@ -23,7 +24,7 @@ def main() -> None:
     length = ctypes.c_size_t(region.bytes)
     cuda._call("cuMemsetD8_v2", "filling", ctypes.c_uint64(region.address), ctypes.c_ubyte(PATTERN), length)
     cuda._call("cuCtxSynchronize", "filling")
-    piece, descriptor = cuda.export(region.address, region.bytes)
+    piece, descriptor = cuda.export(Extent(0, region.address, region.bytes))
     with socket.socket(fileno=int(sys.argv[2])) as sock:
         socket.send_fds(sock, [json.dumps(asdict(piece)).encode()], [descriptor])
         sys.stdin.read()

@@ -73,6 +73,7 @@ CHECKS = (
     Check("nvml", 120, (sys.executable, "-m", "tests.gpu.nvml_check"), no_torch),
     Check("memory", 480, (PYTHON, "-m", "tests.gpu.memory_check"), no_torch),
     Check("engine", 480, (sys.executable, "-m", "tests.gpu.engine_check"), no_vllm),
+    Check("peers", 480, (sys.executable, "-m", "tests.gpu.peers_check"), no_vllm),
     Check("graphs", 1800, pytest("test_graphs.py"), no_vllm),
     Check("nvlink", 600, pytest("test_nvlink.py"), no_pair),
 )

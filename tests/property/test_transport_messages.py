@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import asdict
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relight.core.errors import InvalidInput
+from relight.core.errors import InvalidInput, LocalFault
+from relight.transfer.extents import APART, Extent, Extents, lay_out
 from relight.transfer.transports.cuda import FABRIC, FD, IPC, Mapped, Piece, pieces
 from relight.transfer.transports.nixl_agent import Region
-from relight.transfer.transports.nvlink import places
+from relight.transfer.transports.nvlink import place
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=70)
 anything = st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=9), inner))
@@ -22,7 +25,7 @@ def _nearly(good: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries({name: st.just(value) | anything for name, value in good.items()})
 
 
-REGION = asdict(Region("relight-x", 1 << 40, 1 << 21, -1))
+REGION = Region("relight-x", Extents([Extent(0, 1 << 40, 1 << 21)]), -1).plain()
 PIECE = asdict(Piece(IPC, 0, 1 << 21, "ab" * 64))
 
 
@@ -34,7 +37,7 @@ def test_a_region_is_taken_whole_or_refused(raw: object) -> None:
         return
     assert taken.plain() == raw
     assert taken.agent.startswith("relight-")
-    assert taken.bytes > 0
+    assert taken.pieces.bytes > 0
 
 
 @given(anything | st.lists(_nearly(PIECE), max_size=3))
@@ -50,12 +53,26 @@ def test_pieces_are_taken_whole_or_refused(raw: object) -> None:
         assert len(bytes.fromhex(piece.handle)) == (0 if piece.kind == FD else 64)
 
 
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=8), st.data())
-def test_a_read_covers_its_bytes_once_and_in_order_whatever_the_pieces(sizes: list[int], data: st.DataObject) -> None:
-    # Pieces lie far apart here, whatever they were at the source.
-    mapped = [Mapped(1000 * (n + 1), size, 0, 0, FD) for n, size in enumerate(sizes)]
-    offset = data.draw(st.integers(0, sum(sizes) - 1))
-    length = data.draw(st.integers(1, sum(sizes) - offset))
-    got = [address + at for address, count in places(mapped, offset, length) for at in range(count)]
-    there = [m.address + at for m in mapped for at in range(m.bytes)]
-    assert got == there[offset : offset + length]
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), min_size=1, max_size=8), st.data())
+def test_bytes_lie_where_their_piece_does_and_no_read_crosses_an_edge(
+    sizes: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    """Pieces of one segment, near each other in memory or not: their places, and what a reader makes of them."""
+    address, ranges = 1000, []
+    for size, gap in sizes:
+        ranges.append((address, size, True))
+        address += size + gap
+    extents = lay_out(data.draw(st.permutations(ranges)))
+    assert [(e.address, e.bytes) for e in extents] == [(low, size) for low, size, _ in ranges]
+    assert all(b.offset - a.offset - a.bytes == APART for a, b in itertools.pairwise(extents))
+    mapped = [Mapped(1 << 20 << n, e.bytes, 0, 0, FD, e.offset) for n, e in enumerate(extents)]
+    number = data.draw(st.integers(0, len(extents) - 1))
+    start = data.draw(st.integers(0, extents[number].bytes - 1))
+    length = data.draw(st.integers(1, extents[number].bytes - start))
+    offset = extents[number].offset + start
+    assert extents.at(offset, offset + length) == extents[number].address + start
+    assert place(mapped, offset, length) == mapped[number].address + start
+    over = extents[number].bytes - start + 1
+    for beyond in (lambda: extents.at(offset, offset + over), lambda: place(mapped, offset, over)):
+        with pytest.raises(LocalFault, match="does not lie in one piece"):
+            beyond()

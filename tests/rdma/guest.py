@@ -32,6 +32,7 @@ from relight.core.fingerprint import Fingerprint
 from relight.core.records import RungKind, SourceRef
 from relight.plugin import doors, settings
 from relight.plugin.orders import ModelMemory, Order
+from relight.plugin.pages import HostPages
 from relight.plugin.residency import Residency
 from relight.transfer import grants, stream
 from relight.transfer.chunks import cut
@@ -130,8 +131,8 @@ def a_member(instance: str, role: str, segment: Segment) -> Residency:
 
     directory = Path(tempfile.mkdtemp(prefix="relight-"))
     memory = ModelMemory(
-        segment, {t.name: t for t in table()}, LAYOUT, describe, lambda path: None, lambda scalars: None,
-        lambda: None, lambda: None,
+        HostPages(instance, segment, lambda: None, CLOCK), {t.name: t for t in table()}, LAYOUT, describe,
+        lambda path: None, lambda scalars: None, lambda: None,
     )  # fmt: skip
     environ = {
         "RELIGHT_INSTANCE": instance, "RELIGHT_ENGINE_DIR": str(directory), "RELIGHT_BIND_HOST": address(2, role),
@@ -307,7 +308,7 @@ class ReceiverGuest:
         """The source's memory as card 0 is told of it."""
         reader = self.reader(0)
         try:
-            return reader._region
+            return reader._regions[0]
         finally:
             reader.close()
 
@@ -331,7 +332,7 @@ class ReceiverGuest:
 
         def connect() -> RdmaReader:
             reader = self.reader(0)
-            reader._region = replace(reader._region, rkey=rkey)
+            reader._regions = [replace(region, rkey=rkey) for region in reader._regions]
             return reader
 
         self._readers = {c: [] for c in CARDS}

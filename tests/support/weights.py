@@ -12,6 +12,7 @@ from relight.core.clock import SystemClock
 from relight.core.errors import LocalFault
 from relight.core.records import Mode, RungKind, SourceRef
 from relight.plugin.orders import ModelMemory, Order
+from relight.plugin.pages import HostPages
 from relight.plugin.residency import Residency
 from relight.plugin.settings import Card, Settings
 from relight.transfer import grants
@@ -40,8 +41,8 @@ class Engine:
         self.layout = layout
         self._first = first
         memory = ModelMemory(
-            self.segment, {t.name: t for t in first.tensors}, layout, self._describe, self._reload, self._restore,
-            self._drop, self._rebuild,
+            HostPages(name, self.segment, self._drop, SystemClock()), {t.name: t for t in first.tensors}, layout,
+            self._describe, self._reload, self._restore, self._rebuild,
         )  # fmt: skip
         here = tuple(Card(f"mlx5_{n}", "127.0.0.1") for n in range(cards))
         settings = Settings(name, directory, "127.0.0.1", "r1", 2, cards=here, mode=mode)

@@ -32,7 +32,7 @@ def test_a_machine_without_a_gpu_runs_nothing_and_says_so_for_each(tmp_path: Pat
     status, said = ran(tmp_path)
     assert status == 0
     assert said["ran"] == said["failed"] == []
-    assert set(said["missing"]) == {"nvml", "memory", "engine", "graphs", "nvlink"}
+    assert set(said["missing"]) == {"nvml", "memory", "engine", "peers", "graphs", "nvlink"}
     assert "no GPU" in said["missing"]["memory"]
 
 

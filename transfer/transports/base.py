@@ -63,6 +63,8 @@ class Reader(Protocol):
     """Whether `fill` hands over the source's own bytes, which this process can reach, instead of bringing them."""
     proven: Proven | None
     """In place of `fill`, where this connection and processor can: what arrives is hashed on the way."""
+    direct: bool
+    """Whether what it brings lands in a device's memory as well as in the host's; others need a buffer on the way."""
 
     def describe(self) -> WeightManifest:
         """The source's manifest, parsed and bounded. A source that receives itself has none before it knows what it
@@ -85,8 +87,11 @@ class Reader(Protocol):
         """
         ...
 
-    def fill(self, count: int) -> memoryview | None:
+    def fill(self, count: int, instead: memoryview | None = None) -> memoryview | None:
         """Returns None when the next `count` bytes of what was asked are in place; never across the edge of a question.
+
+        Their place is where they were asked for, or `instead`, of `count` bytes, which only those take that are not
+        `direct`.
 
         A reader that `lends` returns them where they lie, to be copied by the caller before the next call: who
         copies can digest in the same pass.

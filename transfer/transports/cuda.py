@@ -16,18 +16,24 @@ from functools import cache
 from typing import Any
 
 from relight.core.errors import InvalidInput, LocalFault
+from relight.transfer.extents import MOST_EXTENTS, Extent
 
 FD, FABRIC, IPC = "fd", "fabric", "ipc"
 """How an allocation is passed on: a descriptor, 64 bytes for a fabric of several nodes, or 64 bytes of legacy IPC."""
 HANDLE_BYTES = 64
-MOST_PIECES = 4096
 Event = ctypes.c_void_p
 _TYPES = {FD: 0x1, FABRIC: 0x8}
 """CUmemAllocationHandleType."""
 _NOT_READY = 600
 _REMOTE = {1, 101, 201, 400}
 """Invalid value, device, context or handle: what the other side passed cannot be opened by anybody."""
-_NON_BLOCKING, _NO_TIMING, _LAZY_PEER_ACCESS = 0x1, 0x2, 0x1
+_NON_BLOCKING, _LAZY_PEER_ACCESS = 0x1, 0x1
+_SLEEPING = 0x1 | 0x2
+"""CU_EVENT_BLOCKING_SYNC, CU_EVENT_DISABLE_TIMING: who waits for such an event leaves the core to others."""
+_RELAXED = 2
+"""CU_STREAM_CAPTURE_MODE_RELAXED."""
+_DMA_BUF = 0x1
+"""CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD."""
 _ON_DEVICE, _READ = 1, 1
 """CU_MEM_LOCATION_TYPE_DEVICE, CU_MEM_ACCESS_FLAGS_PROT_READ."""
 
@@ -70,12 +76,16 @@ class CudaFault(LocalFault):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One allocation as it is passed to another process: `bytes` of it from `skip` on; "" as handle of a descriptor."""
+    """One allocation as it is passed to another process: `bytes` of it from `skip` on; "" as handle of a descriptor.
+
+    `at` is the offset in the source's segment at which it lies.
+    """
 
     kind: str
     skip: int
     bytes: int
     handle: str = ""
+    at: int = 0
 
     @classmethod
     def parse(cls, raw: object) -> Piece:
@@ -85,7 +95,7 @@ class Piece:
         kind, handle = raw["kind"], raw["handle"]
         if kind not in (FD, FABRIC, IPC):
             raise InvalidInput(f"expected kind of a piece as {FD}, {FABRIC} or {IPC}")
-        for name, least in (("skip", 0), ("bytes", 1)):
+        for name, least in (("skip", 0), ("bytes", 1), ("at", 0)):
             if type(raw[name]) is not int or not least <= raw[name] < 1 << 48:
                 raise InvalidInput(f"expected {name} of a piece from {least} to {(1 << 48) - 1}")
         size = 0 if kind == FD else HANDLE_BYTES
@@ -95,7 +105,7 @@ class Piece:
             right = False
         if not right:
             raise InvalidInput(f"expected handle of a piece ({kind}) as {size} bytes in hexadecimal")
-        return cls(kind, raw["skip"], raw["bytes"], handle)
+        return cls(kind, raw["skip"], raw["bytes"], handle, raw["at"])
 
 
 @cache
@@ -107,7 +117,12 @@ def _library() -> Any:
         raise LocalFault(f"this machine has no driver of NVIDIA: {error}") from error
     pointer, size = ctypes.c_uint64, ctypes.c_size_t
     library.cuMemcpyDtoDAsync_v2.argtypes = [pointer, pointer, size, ctypes.c_void_p]
-    library.cuMemcpyDtoH_v2.argtypes = [ctypes.c_void_p, pointer, size]
+    library.cuMemcpyDtoHAsync_v2.argtypes = [ctypes.c_void_p, pointer, size, ctypes.c_void_p]
+    library.cuMemcpyHtoDAsync_v2.argtypes = [pointer, ctypes.c_void_p, size, ctypes.c_void_p]
+    library.cuMemHostAlloc.argtypes = [ctypes.c_void_p, size, ctypes.c_uint]
+    library.cuMemGetHandleForAddressRange.argtypes = [
+        ctypes.c_void_p, pointer, size, ctypes.c_int, ctypes.c_ulonglong
+    ]  # fmt: skip
     library.cuMemRetainAllocationHandle.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     library.cuMemGetAddressRange_v2.argtypes = [ctypes.c_void_p, ctypes.c_void_p, pointer]
     library.cuMemGetAllocationPropertiesFromHandle.argtypes = [ctypes.c_void_p, pointer]
@@ -121,7 +136,10 @@ def _library() -> Any:
     library.cuIpcGetMemHandle.argtypes = [ctypes.c_void_p, pointer]
     library.cuIpcOpenMemHandle_v2.argtypes = [ctypes.c_void_p, IpcHandle, ctypes.c_uint]
     library.cuEventRecord.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-    for name in ("cuEventQuery", "cuEventDestroy_v2", "cuStreamSynchronize", "cuStreamDestroy_v2", "cuCtxSetCurrent"):
+    for name in (
+        "cuEventQuery", "cuEventSynchronize", "cuEventDestroy_v2", "cuStreamSynchronize", "cuStreamDestroy_v2",
+        "cuCtxSetCurrent", "cuMemFreeHost",
+    ):  # fmt: skip
         getattr(library, name).argtypes = [ctypes.c_void_p]
     _check(library, library.cuInit(0), "starting the driver")
     return library
@@ -144,6 +162,8 @@ class Mapped:
     base: int
     whole: int
     kind: str
+    at: int = 0
+    """As the piece has it."""
 
 
 class Cuda:
@@ -166,20 +186,28 @@ class Cuda:
         """Makes the device's context that of this thread."""
         if not getattr(self._local, "entered", False):
             self._call("cuCtxSetCurrent", f"device {self.device}", self._context)
+            if threading.current_thread() is not threading.main_thread():
+                # While the engine's own thread captures a graph, calls of others would otherwise fail, and its capture
+                # with them: nothing here is part of one.
+                mode = ctypes.c_int(_RELAXED)
+                self._call("cuThreadExchangeStreamCaptureMode", f"device {self.device}", ctypes.byref(mode))
             self._local.entered = True
 
     # ------------------------------------------------------------------ passing memory on
 
-    def export(self, address: int, length: int) -> tuple[Piece, int]:
-        """The allocation behind [address, address + length), and its descriptor, which the caller closes; -1 when its
-        handle is bytes. Raises LocalFault: not every allocation can be passed on."""
+    def export(self, extent: Extent) -> tuple[Piece, int]:
+        """What lies at `extent`, and its descriptor, which the caller closes; -1 when its handle is bytes. Raises
+        LocalFault: not every allocation can be passed on."""
         self._enter()
+        address, length = extent.address, extent.bytes
         what = f"passing on {length} bytes of device {self.device}"
         handle = ctypes.c_uint64()
         if self._driver.cuMemRetainAllocationHandle(ctypes.byref(handle), address):
             # It was not made by cuMemCreate: legacy IPC passes what cudaMalloc made.
             return self._export_legacy(address, length, what), -1
         try:
+            if not extent.whole:
+                raise LocalFault(f"{what}: they are a part of what its allocator made (cuMemCreate)")
             prop = AllocationProp()
             self._call("cuMemGetAllocationPropertiesFromHandle", what, ctypes.byref(prop), handle)
             if prop.requested & _TYPES[FD]:
@@ -214,7 +242,7 @@ class Cuda:
     def _map_legacy(self, piece: Piece) -> Mapped:
         base, handle = ctypes.c_uint64(), IpcHandle.from_buffer_copy(bytes.fromhex(piece.handle))
         self._call("cuIpcOpenMemHandle_v2", "opening a peer's memory", ctypes.byref(base), handle, _LAZY_PEER_ACCESS)
-        return Mapped(base.value + piece.skip, piece.bytes, base.value, 0, IPC)
+        return Mapped(base.value + piece.skip, piece.bytes, base.value, 0, IPC, piece.at)
 
     def _map(self, piece: Piece, descriptor: int) -> Mapped:
         what, handle, at = "mapping a peer's memory", ctypes.c_uint64(), ctypes.c_uint64()
@@ -238,7 +266,7 @@ class Cuda:
         finally:
             # A mapping keeps the memory by itself.
             self._driver.cuMemRelease(handle)
-        return Mapped(at.value + piece.skip, piece.bytes, at.value, whole, piece.kind)
+        return Mapped(at.value + piece.skip, piece.bytes, at.value, whole, piece.kind, piece.at)
 
     def unmap(self, mapped: Mapped) -> None:
         """Gives a peer's piece back; nothing may be copying from it."""
@@ -249,6 +277,15 @@ class Cuda:
         self._driver.cuMemUnmap(mapped.base, mapped.whole)
         self._driver.cuMemAddressFree(mapped.base, mapped.whole)
 
+    def dma_buf(self, address: int, length: int) -> int:
+        """A descriptor by which a network card reaches [address, address + length), both multiples of the host's page;
+        the caller closes it. Raises LocalFault: not every driver and kernel have them."""
+        self._enter()
+        made = ctypes.c_int(-1)
+        what = f"a DMA buffer of device {self.device}"
+        self._call("cuMemGetHandleForAddressRange", what, ctypes.byref(made), address, length, _DMA_BUF, 0)
+        return made.value
+
     # ------------------------------------------------------------------ copying
 
     def stream(self) -> Stream:
@@ -258,30 +295,57 @@ class Cuda:
         self._call("cuStreamCreate", "a stream", ctypes.byref(made), _NON_BLOCKING)
         return Stream(self, made)
 
-    def to_host(self, into: int, address: int, length: int) -> None:
-        """Copies device memory to an address of the host, and returns when it is there. Raises LocalFault."""
+    def pinned(self, length: int) -> int:
+        """The address of new memory of the host that the device reaches by itself; `unpin` gives it back. Raises
+        LocalFault."""
         self._enter()
-        self._call("cuMemcpyDtoH_v2", f"reading device {self.device}", into, address, length)
+        made = ctypes.c_void_p()
+        self._call("cuMemHostAlloc", f"{length} bytes of pinned memory", ctypes.byref(made), length, 0)
+        return int(made.value or 0)
+
+    def unpin(self, address: int) -> None:
+        """Nothing may be copying to or from it."""
+        self._enter()
+        self._driver.cuMemFreeHost(address)
 
 
 class Stream:
-    """Copies of one pair of devices, one after the other."""
+    """Copies of one device, one after the other, beside whatever else it does."""
 
     def __init__(self, cuda: Cuda, made: ctypes.c_void_p) -> None:
         self._cuda, self._stream = cuda, made
 
     def copy(self, into: int, address: int, length: int) -> Event:
-        """Starts a copy between device memory; the event is what `done` takes, once. Raises LocalFault."""
+        """Starts a copy between device memory; the event is what `done` or `wait` takes, once. Raises LocalFault."""
+        return self._start("cuMemcpyDtoDAsync_v2", "copying between devices", into, address, length)
+
+    def up(self, into: int, host: int, length: int) -> Event:
+        """Starts a copy from pinned memory of the host to the device's; as `copy`."""
+        return self._start("cuMemcpyHtoDAsync_v2", "copying to the device", into, host, length)
+
+    def down(self, into: int, address: int, length: int) -> Event:
+        """Starts a copy from the device's memory to pinned memory of the host; as `copy`."""
+        return self._start("cuMemcpyDtoHAsync_v2", "copying from the device", into, address, length)
+
+    def _start(self, call: str, what: str, into: int, address: int, length: int) -> Event:
         cuda, event = self._cuda, Event()
         cuda._enter()
-        cuda._call("cuEventCreate", "an event", ctypes.byref(event), _NO_TIMING)
+        cuda._call("cuEventCreate", "an event", ctypes.byref(event), _SLEEPING)
         try:
-            cuda._call("cuMemcpyDtoDAsync_v2", "copying between devices", into, address, length, self._stream)
-            cuda._call("cuEventRecord", "copying between devices", event, self._stream)
+            cuda._call(call, what, into, address, length, self._stream)
+            cuda._call("cuEventRecord", what, event, self._stream)
         except CudaFault:
             cuda._driver.cuEventDestroy_v2(event)
             raise
         return event
+
+    def wait(self, event: Event) -> None:
+        """Returns when the copy is in place; its event is gone then. Raises LocalFault."""
+        cuda = self._cuda
+        cuda._enter()
+        code = cuda._driver.cuEventSynchronize(event)
+        cuda._driver.cuEventDestroy_v2(event)
+        _check(cuda._driver, code, "waiting for a copy")
 
     def done(self, event: Event) -> bool:
         """Whether the copy is in place; its event is gone then. Raises LocalFault."""
@@ -307,6 +371,6 @@ class Stream:
 
 def pieces(raw: object) -> Sequence[Piece]:
     """What a source says that its memory consists of. Raises InvalidInput."""
-    if not isinstance(raw, list) or not 0 < len(raw) <= MOST_PIECES:
-        raise InvalidInput(f"expected 1 to {MOST_PIECES} pieces of memory")
+    if not isinstance(raw, list) or not 0 < len(raw) <= MOST_EXTENTS:
+        raise InvalidInput(f"expected 1 to {MOST_EXTENTS} pieces of memory")
     return [Piece.parse(one) for one in raw]

@@ -52,6 +52,8 @@ class _Run:
 class FlightReader(wire.ControlReader, ABC):
     """A reader whose subclass posts reads and says which are in place. `deadline` bounds each wait, in seconds."""
 
+    direct = True
+
     def __init__(self, sock: socket.socket, source: str, deadline: float, clock: Clock | None = None) -> None:
         super().__init__(sock, source)
         self._answers = select.poll()
@@ -94,7 +96,7 @@ class FlightReader(wire.ControlReader, ABC):
         self._aborted = True
         super().abort()
 
-    def fill(self, count: int) -> None:
+    def fill(self, count: int, instead: memoryview | None = None) -> None:
         run = self._runs[0]
         if not run.allowed:
             self._allow(run)

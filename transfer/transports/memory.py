@@ -6,7 +6,7 @@ from collections import deque
 
 from relight.core.errors import RelightError, RemoteFault
 from relight.transfer.board import Bitmap
-from relight.transfer.device_segment import on_host
+from relight.transfer.device_segment import DeviceSegment, on_host
 from relight.transfer.manifest import WeightManifest, parse
 from relight.transfer.source import NotYet, Pin, Source
 from relight.transfer.transports.base import Missing, Proven, Question
@@ -15,7 +15,7 @@ from relight.transfer.transports.base import Missing, Proven, Question
 class MemoryReader:
     """Reads a Source of the same process."""
 
-    lends = True
+    lends, direct = True, False
     proven: Proven | None = None
 
     def __init__(self, source: Source, grant: str) -> None:
@@ -45,7 +45,7 @@ class MemoryReader:
     def ask(self, question: Question, into: memoryview) -> None:
         self._asked.append((question, into))
 
-    def fill(self, count: int) -> memoryview:
+    def fill(self, count: int, instead: memoryview | None = None) -> memoryview:
         if not self._into:
             asked, into = self._asked.popleft()
             try:
@@ -55,7 +55,8 @@ class MemoryReader:
             except RelightError as error:
                 raise RemoteFault(f"{self.source} refused a read: {error}") from error
             self._at, self._into = asked.offset, into
-        lent = on_host(self._source.segment).view[self._at : self._at + count]
+        held = self._source.segment
+        lent = (on_host(held) if isinstance(held, DeviceSegment) else held).room(self._at, self._at + count)
         self._at += count
         self._into = self._into[count:]
         return lent

@@ -13,7 +13,8 @@ from collections import deque
 
 from relight.core.clock import Clock
 from relight.core.errors import InvalidInput, LocalFault, RemoteFault
-from relight.transfer.device_segment import AnySegment
+from relight.transfer.device_segment import AnySegment, DeviceSegment, on_host
+from relight.transfer.extents import MOST_TOLD
 from relight.transfer.source import Source
 from relight.transfer.transports import wire
 from relight.transfer.transports.flight import FIRST_PAUSE, LONGEST_PAUSE, FlightReader, Landed
@@ -35,11 +36,12 @@ class NixlListener:
 
     def register(self, source: Source) -> str:
         """Registers the whole segment with the agent: pages must be there, and stay until `release`."""
-        segment, agent = source.segment, self._agent
+        held, agent = source.segment, self._agent
+        segment = held if isinstance(held, DeviceSegment) else on_host(held)
         listener = wire.listening_at(self._host, self._port)
         port = listener.getsockname()[1]
         try:
-            self._registered, region = agent.register(segment.address, segment.bytes, segment.device)
+            self._registered, region = agent.register(segment.extents, segment.device)
             metadata = agent.metadata()
         except LocalFault:
             listener.close()
@@ -83,7 +85,7 @@ class Landing:
         """Registers for the first user. Raises LocalFault."""
         with self._lock:
             if self._registered is None:
-                self._registered, _ = self.agent.register(self.segment.address, self.segment.bytes, self.segment.device)
+                self._registered, _ = self.agent.register(self.segment.extents, self.segment.device)
             self._users += 1
 
     def give_back(self) -> None:
@@ -122,7 +124,7 @@ class NixlReader(FlightReader):
 
     def _meet(self, agent: Agent) -> Region:
         try:
-            region = Region.parse(json.loads(wire.receive_frame(self.sock, wire.MAX_HELLO)))
+            region = Region.parse(json.loads(wire.receive_frame(self.sock, MOST_TOLD)))
             self._met = agent.meet(region.agent, wire.receive_frame(self.sock, METADATA_BYTES))
         except (OSError, wire.Closed, ValueError, InvalidInput) as error:
             raise RemoteFault(f"{self.source}: no NIXL connection with it: {error or 'closed'}") from error
@@ -134,7 +136,7 @@ class NixlReader(FlightReader):
 
     @property
     def most(self) -> int:
-        return self._region.bytes
+        return self._region.pieces.bytes
 
     def post(self, into: int, offset: int, length: int) -> None:
         if self._landing is None:

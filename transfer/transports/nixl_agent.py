@@ -23,12 +23,13 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from itertools import count
 from typing import Any, TypeVar
 
 from relight.core.errors import InvalidInput, LocalFault
+from relight.transfer.extents import Extents
 from relight.transfer.segment import HOST
 
 T = TypeVar("T")
@@ -37,7 +38,7 @@ WHEELS = ("nixl_cu12", "nixl_cu13")
 """By the major version of CUDA they were built for. The meta package `nixl` installs both."""
 TRANSPORTS = "ib,cuda,self"
 """UCX_TLS: what has keys of its own, and what stays inside one process or device."""
-METADATA_BYTES = 64 << 10
+METADATA_BYTES = 1 << 20
 """Most that an agent's metadata may take; a card's is some hundred bytes, and some dozen for each registration."""
 NAME = "relight-"
 DONE, UNDER_WAY = "DONE", "PROC"
@@ -88,15 +89,14 @@ def _attempt(what: str, call: Callable[[], T]) -> T:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Registered memory of an agent: where it begins, how many bytes, and on which device (HOST: none)."""
+    """Registered memory of an agent: where its pieces lie, and on which device (HOST: none)."""
 
     agent: str
-    address: int
-    bytes: int
+    pieces: Extents
     device: int
 
     def plain(self) -> dict[str, object]:
-        return asdict(self)
+        return {"agent": self.agent, "pieces": self.pieces.told(), "device": self.device}
 
     @classmethod
     def parse(cls, raw: object) -> Region:
@@ -106,11 +106,10 @@ class Region:
         agent = raw["agent"]
         if not isinstance(agent, str) or len(agent) > 64 or not agent.startswith(NAME) or not agent.isascii():
             raise InvalidInput(f"expected agent of a NIXL region as {NAME} and at most 64 characters")
-        for name, least, limit in (("address", 0, 1 << 64), ("bytes", 1, 1 << 64), ("device", HOST, 1 << 16)):
-            value = raw[name]
-            if type(value) is not int or not least <= value < limit:
-                raise InvalidInput(f"expected {name} of a NIXL region from {least} to {limit - 1}")
-        return cls(**raw)
+        device = raw["device"]
+        if type(device) is not int or not HOST <= device < 1 << 16:
+            raise InvalidInput(f"expected device of a NIXL region from {HOST} to {(1 << 16) - 1}")
+        return cls(agent, Extents.parse(raw["pieces"]), device)
 
 
 @dataclass(slots=True)
@@ -151,18 +150,17 @@ class Agent:
                 self._nixl = _attempt(f"a NIXL agent on {self.card}", lambda: api.nixl_agent(name, wanted))
         return self._nixl
 
-    def register(self, address: int, length: int, device: int) -> tuple[int, Region]:
+    def register(self, pieces: Extents, device: int) -> tuple[int, Region]:
         """Registers memory; its number is what `deregister` takes. Raises LocalFault."""
         with self._lock:
             nixl = self._opened()
-            what = f"registering {length} bytes on {self.card} (memlock limit?)"
-            described = _attempt(
-                what, lambda: nixl.get_reg_descs([(address, length, max(device, 0), "")], _kind(device))
-            )
+            what = f"registering {pieces.bytes} bytes on {self.card} (memlock limit?)"
+            listed = [(piece.address, piece.bytes, max(device, 0), "") for piece in pieces]
+            described = _attempt(what, lambda: nixl.get_reg_descs(listed, _kind(device)))
             _attempt(what, lambda: nixl.register_memory(described))
             number = next(self._numbers)
             self._memory[number] = described
-            return number, Region(nixl.name, address, length, device)
+            return number, Region(nixl.name, pieces, device)
 
     def deregister(self, number: int) -> None:
         """Ends a registration, and with it its keys; of an agent that was given up it has ended already."""
@@ -229,7 +227,7 @@ class Agent:
                 raise LocalFault(f"the agent on {self.card} was given up")
             nixl, (address, device) = self._nixl, into
             here = [(address, length, max(device, 0))]
-            there = [(region.address + offset, length, max(region.device, 0))]
+            there = [(region.pieces.at(offset, offset + length), length, max(region.device, 0))]
 
             def post() -> Any:
                 handle = nixl.initialize_xfer(

@@ -82,16 +82,12 @@ def _pass_on(sock: socket.socket, segment: DeviceSegment) -> None:
             os.close(descriptor)
 
 
-def places(mapped: Sequence[Mapped], offset: int, length: int) -> list[tuple[int, int]]:
-    """Where [offset, offset + length) of a source lies here, as (address, bytes), piece by piece."""
-    found = []
+def place(mapped: Sequence[Mapped], offset: int, length: int) -> int:
+    """Where [offset, offset + length) of a source lies here. Raises LocalFault unless it is in one piece."""
     for piece in mapped:
-        if length and offset < piece.bytes:
-            part = min(piece.bytes - offset, length)
-            found.append((piece.address + offset, part))
-            offset, length = offset + part, length - part
-        offset = max(offset - piece.bytes, 0)
-    return found
+        if piece.at <= offset and offset + length <= piece.at + piece.bytes:
+            return piece.address + offset - piece.at
+    raise LocalFault(f"[{offset}, {offset + length}) does not lie in one piece of its memory")
 
 
 class Pair:
@@ -147,7 +143,7 @@ class NvlinkReader(FlightReader):
         path = parse_address(address, "nvlink")
         sock = wire.connected(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), path, deadline, source)
         super().__init__(sock, source, deadline, clock)
-        self._posted: deque[tuple[Event, int, bool]] = deque()
+        self._posted: deque[tuple[Event, int]] = deque()
         self._pair: Pair | None = None
         try:
             if peer_uid(sock) != os.geteuid():
@@ -195,21 +191,18 @@ class NvlinkReader(FlightReader):
 
     @property
     def most(self) -> int:
-        return sum(piece.bytes for piece in self._mapped)
+        return max(piece.at + piece.bytes for piece in self._mapped)
 
     def post(self, into: int, offset: int, length: int) -> None:
-        end = into + length
-        for address, part in places(self._mapped, offset, length):
-            event = self._stream.copy(into, address, part)
-            into += part
-            self._posted.append((event, part, into == end))
+        event = self._stream.copy(into, place(self._mapped, offset, length), length)
+        self._posted.append((event, length))
 
     def landed(self) -> Landed:
         reads = done = 0
         try:
             while self._posted and self._stream.done(self._posted[0][0]):
-                _, part, last = self._posted.popleft()
-                reads, done = reads + last, done + part
+                _, length = self._posted.popleft()
+                reads, done = reads + 1, done + length
         except LocalFault as error:
             self._posted.popleft()
             return Landed(reads, done, str(error))

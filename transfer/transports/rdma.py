@@ -2,7 +2,8 @@
 
 Grants, permissions and keys go over a socket of the same interface, as with all transports (transports/wire.py). Each
 reader has a reliable connection of its own on the card that its address names; the key of the source's memory is told
-after the grant was checked, and dies with the registration: a source deregisters before its pages go.
+after the grant was checked, and dies with the registration: a source deregisters before its pages go. What a segment
+consists of is registered piece by piece (transfer/transports/registered.py), a device's memory too where a card can.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from contextlib import ExitStack
 from relight.core.clock import Clock
 from relight.core.errors import InvalidInput, LocalFault, RemoteFault, Unavailable
 from relight.transfer.device_segment import AnySegment
+from relight.transfer.extents import MOST_EXTENTS, MOST_TOLD, Extent, Extents
 from relight.transfer.source import Source
 from relight.transfer.transports import wire
 from relight.transfer.transports.flight import FlightReader, Landed
-from relight.transfer.transports.verbs import LOST_SECONDS, Connection, Device, Memory, Peer, Region
+from relight.transfer.transports.registered import Registered
+from relight.transfer.transports.verbs import LOST_SECONDS, Connection, Device, Peer, Region
 
 RELEASE_SECONDS = 5.0
 """How long a source that stops serving waits for its readers' threads."""
@@ -38,7 +41,7 @@ class RdmaListener:
         self._name, self._host, self._port, self._lost_seconds = device, host, port, lost_seconds
         self._landing = landing
         self._acceptor: wire.Acceptor | None = None
-        self._opened: tuple[Device, Memory] | None = None
+        self._opened: tuple[Device, Registered] | None = None
         self._released = False
         self._readers = 0
         self._gone = threading.Condition()
@@ -69,7 +72,7 @@ class RdmaListener:
         self._acceptor = wire.Acceptor(listener, handle, "relight-rdma-source")
         return f"rdma:{self._host}:{port}"
 
-    def _reached(self, source: Source) -> tuple[Device, Memory]:
+    def _reached(self, source: Source) -> tuple[Device, Registered]:
         """What readers read through. Raises Unavailable while a relay is not filled yet, LocalFault."""
         if self._landing is not None:
             source.dumped()
@@ -98,15 +101,15 @@ class RdmaListener:
             device.close()
 
 
-def _registered(device: Device, source: Source) -> Memory:
+def _registered(device: Device, source: Source) -> Registered:
     try:
-        return device.register(source.segment.address, source.segment.bytes, writable=False)
+        return Registered(device, source.segment, writable=False)
     except LocalFault:
         device.close()
         raise
 
 
-def _serve(sock: socket.socket, source: Source, reached: Callable[[], tuple[Device, Memory]]) -> None:
+def _serve(sock: socket.socket, source: Source, reached: Callable[[], tuple[Device, Registered]]) -> None:
     with ExitStack() as stack:
 
         def welcome(sock: socket.socket) -> None:
@@ -119,10 +122,10 @@ def _serve(sock: socket.socket, source: Source, reached: Callable[[], tuple[Devi
         wire.serve(sock, source, welcome, wire.permitted)
 
 
-def _introduce(sock: socket.socket, connection: Connection, memory: Memory) -> None:
+def _introduce(sock: socket.socket, connection: Connection, memory: Registered) -> None:
     """The source's end: after the grant was found good, both ends tell each other how to be reached."""
     sock.sendall(wire.OK)
-    told = {"peer": connection.peer.plain(), "region": memory.region.plain()}
+    told = {"peer": connection.peer.plain(), "regions": [region.plain() for region in memory.regions]}
     wire.send_frame(sock, json.dumps(told).encode())
     connection.connect(Peer.parse(json.loads(wire.receive_frame(sock, wire.MAX_HELLO))))
     sock.sendall(wire.OK)
@@ -138,15 +141,15 @@ class Landing:
         self.name, self.lost_seconds, self._segment = device, lost_seconds, segment
         self._lock = threading.Lock()
         self._users = 0
-        self._open: tuple[Device, Memory] | None = None
+        self._open: tuple[Device, Registered] | None = None
 
-    def take(self) -> tuple[Device, Memory]:
+    def take(self) -> tuple[Device, Registered]:
         """Opens and registers for the first user. Raises LocalFault."""
         with self._lock:
             if self._open is None:
                 device = Device(self.name, self.lost_seconds)
                 try:
-                    self._open = device, device.register(self._segment.address, self._segment.bytes, writable=True)
+                    self._open = device, Registered(device, self._segment, writable=True)
                 except LocalFault:
                     device.close()
                     raise
@@ -161,6 +164,13 @@ class Landing:
                 self._open = None
                 memory.close()
                 device.close()
+
+
+def _regions(raw: object) -> list[Region]:
+    """In the order of their places. Raises InvalidInput."""
+    if not isinstance(raw, list) or len(raw) > MOST_EXTENTS:
+        raise InvalidInput(f"expected at most {MOST_EXTENTS} RDMA regions")
+    return sorted([Region.parse(one) for one in raw], key=lambda region: region.at)
 
 
 class RdmaReader(FlightReader):
@@ -180,21 +190,22 @@ class RdmaReader(FlightReader):
             device, self._memory = landing.take()
             self._landing = landing
             self._connection = device.connection()
-            self._region = self._meet(self._connection)
+            self._regions, self._places = self._meet(self._connection)
         except (LocalFault, RemoteFault):
             self.close()
             raise
 
-    def _meet(self, connection: Connection) -> Region:
+    def _meet(self, connection: Connection) -> tuple[list[Region], Extents]:
         try:
-            told = json.loads(wire.receive_frame(self.sock, wire.MAX_HELLO))
-            peer, region = Peer.parse(told["peer"]), Region.parse(told["region"])
+            told = json.loads(wire.receive_frame(self.sock, MOST_TOLD))
+            peer, regions = Peer.parse(told["peer"]), _regions(told["regions"])
+            places = Extents(Extent(region.at, region.address, region.bytes) for region in regions)
             connection.connect(peer)
             wire.send_frame(self.sock, json.dumps(connection.peer.plain()).encode())
         except (OSError, wire.Closed, ValueError, KeyError, TypeError, InvalidInput, LocalFault) as error:
             raise RemoteFault(f"{self.source}: no RDMA connection with it: {error or 'closed'}") from error
         self.status("did not connect")
-        return region
+        return regions, places
 
     @property
     def by(self) -> str:
@@ -202,12 +213,13 @@ class RdmaReader(FlightReader):
 
     @property
     def most(self) -> int:
-        return self._region.bytes
+        return self._places.bytes
 
     def post(self, into: int, offset: int, length: int) -> None:
         if self._connection is None:
             raise LocalFault("the connection is closed")
-        self._connection.read(self._memory, into, self._region, offset, length)
+        region = self._regions[self._places.find(offset, offset + length)]
+        self._connection.read(self._memory.of(into), into, region, offset - region.at, length)
 
     def landed(self) -> Landed:
         return Landed(*self._connection.completed()) if self._connection else Landed(0, 0, "the connection is closed")

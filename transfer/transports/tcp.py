@@ -1,5 +1,7 @@
 """tcp: blocking sockets, a thread per stream, received straight into place. For hosts without anything faster.
 
+A device's memory is sent by way of pinned buffers, a set for each connection that reads.
+
 With certificates, the same over TLS, under addresses of their own (`tls:`): a receiver that has certificates reads from
 no source that lacks them, and the other way round.
 """
@@ -9,14 +11,18 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from typing import TypeVar
 
 from relight.core.errors import LocalFault, RemoteFault
 from relight.core.tls import TlsFiles
-from relight.transfer.device_segment import on_host
+from relight.transfer.bounce import Bounce
+from relight.transfer.device_segment import DeviceSegment, on_host
 from relight.transfer.onepass import WIDTH, received
+from relight.transfer.segment import spans
 from relight.transfer.source import Source
 from relight.transfer.transports import secured, wire
+from relight.transfer.verify import BLOCK_BYTES
 
 T = TypeVar("T")
 
@@ -42,6 +48,21 @@ def _send_copied(sock: socket.socket, source: Source, offset: int, length: int) 
         sock.sendall(segment.view[start:stop])
 
 
+class _Staged:
+    """Sends a device's memory to one reader; buffers are made for the first read that was permitted."""
+
+    def __init__(self, segment: DeviceSegment, left: ExitStack) -> None:
+        self._segment, self._left = segment, left
+        self._bounce: Bounce | None = None
+
+    def __call__(self, sock: socket.socket, source: Source, offset: int, length: int) -> None:
+        bounce = self._bounce = self._bounce or self._left.enter_context(self._segment.bounce())
+        at = self._segment.at(offset, offset + length) - offset
+        for start, stop in _paced(source, offset, length):
+            for part in bounce.fetch((at + low, high - low) for low, high in spans(start, stop, BLOCK_BYTES)):
+                sock.sendall(part)
+
+
 def _paced(source: Source, offset: int, length: int) -> Iterator[tuple[int, int]]:
     """The parts of a read, each as soon as the source's pace lets it go."""
     end = offset + length
@@ -62,7 +83,7 @@ class TcpListener:
         self._acceptor: wire.Acceptor | None = None
 
     def register(self, source: Source) -> str:
-        on_host(source.segment)
+        segment = source.segment if isinstance(source.segment, DeviceSegment) else on_host(source.segment)
         context = secured.serving(self._tls) if self._tls else None
         listener = wire.listening_at(self._host, self._port)
         port = listener.getsockname()[1]
@@ -72,8 +93,12 @@ class TcpListener:
             return secured.accepted(sock, context) if context else sock
 
         def handle(sock: socket.socket) -> None:
-            copied = context is not None or sock.getpeername()[0] == sock.getsockname()[0]
-            wire.serve(sock, source, wire.welcome_plain, _send_copied if copied else _send)
+            if isinstance(segment, DeviceSegment):
+                with ExitStack() as left:
+                    wire.serve(sock, source, wire.welcome_plain, _Staged(segment, left))
+            else:
+                copied = context is not None or sock.getpeername()[0] == sock.getsockname()[0]
+                wire.serve(sock, source, wire.welcome_plain, _send_copied if copied else _send)
 
         self._acceptor = wire.Acceptor(listener, handle, "relight-tcp-source", prepare)
         return f"{'tls' if context else 'tcp'}:{self._host}:{port}"

@@ -166,11 +166,15 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Registered memory at the other end: where it begins, how long it is, and the key that opens it."""
+    """Registered memory at the other end: where it begins, how long it is, and the key that opens it.
+
+    `at` is the offset of the source's segment at which it lies.
+    """
 
     address: int
     bytes: int
     rkey: int
+    at: int = 0
 
     def plain(self) -> dict[str, object]:
         return asdict(self)
@@ -180,15 +184,17 @@ class Region:
         """Raises InvalidInput saying what was expected."""
         if not isinstance(raw, dict) or set(raw) != set(cls.__dataclass_fields__):
             raise InvalidInput(f"expected an RDMA region with {', '.join(cls.__dataclass_fields__)}")
-        _within(raw, "an RDMA region", address=1 << 64, bytes=1 << 64, rkey=1 << 32)
+        _within(raw, "an RDMA region", address=1 << 64, bytes=1 << 64, rkey=1 << 32, at=1 << 64)
         return cls(**raw)
 
 
 class Memory:
-    """Memory of this process, registered with one device; deregister it before its pages are given back."""
+    """Memory of this process, registered with one card; deregister it before its pages are given back."""
 
-    def __init__(self, region: Any, address: int, length: int) -> None:
+    def __init__(self, region: Any, address: int, length: int, known_at: int | None = None) -> None:
+        """`known_at` is where the card has it, when that is not its address."""
         self._region, self.address, self.bytes = region, address, length
+        self._known_at = address if known_at is None else known_at
 
     @property
     def lkey(self) -> int:
@@ -197,7 +203,11 @@ class Memory:
     @property
     def region(self) -> Region:
         """What a reader needs of it."""
-        return Region(self.address, self.bytes, int(self._region.rkey))
+        return Region(self._known_at, self.bytes, int(self._region.rkey))
+
+    def known(self, address: int) -> int:
+        """What the card calls an address of it."""
+        return self._known_at + address - self.address
 
     def close(self) -> None:
         """Deregisters: nobody reads it from here on, and its pages are no longer pinned."""
@@ -218,13 +228,30 @@ class Device:
 
     def register(self, address: int, length: int, *, writable: bool) -> Memory:
         """Registers [address, address + length), to be read by whoever gets its key; `writable` by this device's own
-        reads, too. Raises LocalFault."""
-        access = _constant("IBV_ACCESS_REMOTE_READ") | (_constant("IBV_ACCESS_LOCAL_WRITE") if writable else 0)
+        reads, too. Raises LocalFault.
+
+        Memory of an accelerator takes a module of its driver's in the kernel (nvidia_peermem).
+        """
+        access = self._access(writable=writable)
         made = _attempt(
             f"registering {length} bytes with {self.name} (memlock limit?)",
             lambda: _module("mr").MR(self._pd, length, access, address=address),
         )
         return Memory(made, address, length)
+
+    def register_dma_buf(self, address: int, length: int, descriptor: int, *, writable: bool) -> Memory:
+        """The same for an accelerator's memory, by a DMA buffer of it, which stays the caller's. Raises LocalFault."""
+        access = self._access(writable=writable)
+        made = _attempt(
+            f"registering a DMA buffer of {length} bytes with {self.name}",
+            lambda: _module("mr").DmaBufMR(self._pd, length, access, dmabuf=descriptor, offset=0),
+        )
+        # pyverbs lets a card know such memory by its place in the buffer.
+        return Memory(made, address, length, known_at=0)
+
+    @staticmethod
+    def _access(*, writable: bool) -> int:
+        return _constant("IBV_ACCESS_REMOTE_READ") | (_constant("IBV_ACCESS_LOCAL_WRITE") if writable else 0)
 
     def connection(self) -> Connection:
         """A new reliable connection, not connected. Raises LocalFault."""
@@ -278,8 +305,8 @@ class Connection:
         """Posts a read of `length` bytes at `offset` of the region, into address `into` of registered `memory`."""
         wr = _module("wr")
         request = wr.SendWR(
-            wr_id=length, opcode=_constant("IBV_WR_RDMA_READ"), num_sge=1, sg=[wr.SGE(into, length, memory.lkey)],
-            send_flags=_constant("IBV_SEND_SIGNALED"),
+            wr_id=length, opcode=_constant("IBV_WR_RDMA_READ"), num_sge=1,
+            sg=[wr.SGE(memory.known(into), length, memory.lkey)], send_flags=_constant("IBV_SEND_SIGNALED"),
         )  # fmt: skip
         request.set_wr_rdma(region.rkey, region.address + offset)
         _attempt(f"posting a read on {self.device.name}", lambda: self._qp.post_send(request))

@@ -250,7 +250,7 @@ class Acceptor:
 class ControlReader:
     """The receiver's half of the protocol over a connected socket; subclasses bring the bytes."""
 
-    lends = False
+    lends = direct = False
     proven: Proven | None = None
 
     def __init__(self, sock: socket.socket, source: str) -> None:
@@ -341,9 +341,9 @@ class SocketReader(ControlReader, ABC):
         self._send(READ, question)
         self._asked.append((question.offset, into))
 
-    def fill(self, count: int) -> memoryview | None:
+    def fill(self, count: int, instead: memoryview | None = None) -> memoryview | None:
         at, into = self.next(count)
-        return self.take(at, into)
+        return self.take(at, into if instead is None else instead)
 
     def next(self, count: int) -> tuple[int, memoryview]:
         """Where the next `count` permitted bytes lie, and where they belong. Raises Missing or RemoteFault."""

@@ -16,8 +16,10 @@ from relight.agent.cache.key import CacheKey, describe
 from relight.agent.devices.base import Device
 from relight.agent.engines.base import MemberContext
 from relight.agent.engines.vllm import VllmDriver
+from relight.agent.engines.vllm_handle import VllmHandle
+from relight.agent.engines.vllm_outside import VllmOutsideHandle
 from relight.core.errors import InvalidInput, LocalFault
-from relight.core.records import Adapter, Desired, Guardians, InstanceAssignment, ModelSpec, Shapes
+from relight.core.records import Adapter, Desired, Guardians, InstanceAssignment, Mode, ModelSpec, Shapes
 from relight.plugin import look
 from relight.plugin.settings import read
 
@@ -179,6 +181,19 @@ async def test_a_start_on_a_gpu_depends_on_no_neighbour_and_can_sleep(tmp_path: 
     assert float(argv[argv.index("--gpu-memory-utilization") + 1]) <= 0.02
     assert command.env["CUDA_VISIBLE_DEVICES"] == "GPU-1"
     assert command.env["VLLM_PLUGINS"] == "relight"
+
+
+async def test_weights_on_a_gpu_are_moved_from_inside_and_on_kunlun_by_vllms_own_calls(tmp_path: Path) -> None:
+    context = _there(tmp_path, GPU)
+    context = replace(context, assignment=replace(context.assignment, mode=Mode.NORMAL))
+    await _on(GPU).command(context)
+    handle = _on(GPU).handle(context)
+    assert isinstance(handle, VllmHandle)
+    # vLLM loads the weights of a start by itself there: no rung is waited for.
+    assert not await handle.wait_empty(5.0, lambda said: None)
+    context = _there(tmp_path, KUNLUN, "i-2")
+    await _on(KUNLUN, vllm_kunlun="0.25.1").command(context)
+    assert isinstance(_on(KUNLUN, vllm_kunlun="0.25.1").handle(context), VllmOutsideHandle)
 
 
 @pytest.mark.parametrize("device", [GPU, KUNLUN])

@@ -8,6 +8,7 @@ from relight.controller.decide.replicas import decide
 from relight.controller.plan.plan import plan
 from relight.controller.plan.prices import Predictions
 from relight.core.records import (
+    Capability,
     Demand,
     Desired,
     DeviceHolder,
@@ -19,6 +20,7 @@ from relight.core.records import (
     RungKind,
     ScaleToZero,
     Snapshot,
+    Verdict,
 )
 from relight.core.states import State
 from support.planning import DEVICE, SPEC, instance, kinds, offers, slot
@@ -87,6 +89,53 @@ def test_nobody_expects_rdma_of_a_slot_without_a_card():
     wake = rungs_between({"rdma": ""}, {}, offers("tcp"))
     assert kinds(wake) == [RungKind.PEER_TCP, RungKind.DISK]
     assert not wake.rungs[0].instead_of
+
+
+def between_devices(offer, there="boot"):
+    """The rungs of a wake beside a ready replica whose weights lie on a device."""
+    ready, asleep = instance("i-a", "a", State.READY, offer=offer), instance("i-b", "b", State.DORMANT)
+    return wake_of(made([ready, asleep], [slot("a"), slot("b", there)]))
+
+
+DEVICES = {"shm": "its weights lie in memory of device 0"}
+
+
+def test_a_replica_on_a_device_of_the_same_host_is_read_by_nvlink_and_elsewhere_through_the_host():
+    wake = between_devices(offers("nvlink", "tcp", **DEVICES))
+    assert kinds(wake) == [RungKind.PEER_NVLINK, RungKind.PEER_TCP, RungKind.DISK]
+    assert "on the same host" in wake.rungs[0].reason
+    assert not wake.rungs[1].instead_of.partition(": ")[2]
+    assert kinds(between_devices(offers("nvlink", "tcp", **DEVICES), "other")) == [RungKind.PEER_TCP, RungKind.DISK]
+
+
+def test_an_engine_that_loads_the_weights_of_its_start_itself_is_promised_no_peer():
+    knows = Capability("stub", "await_weights", Verdict.NO, "it loads them by itself")
+    here = dataclasses.replace(slot("b"), capabilities=(knows,))
+    snapshot = made([instance("i-a", "a", State.READY, offer=offers("nvlink", "tcp"))], [slot("a"), here])
+    (start,) = [p for p in snapshot.placements if p.instance != "i-a" and p.desired is Desired.READY]
+    assert kinds(start) == [RungKind.DISK]
+
+
+def test_tcp_within_a_host_where_nvlink_was_expected_says_what_stands_in_the_way():
+    wake = between_devices(offers("tcp", nvlink="made without handles", **DEVICES))
+    assert kinds(wake) == [RungKind.PEER_TCP, RungKind.DISK]
+    assert wake.rungs[0].instead_of == "peer_nvlink: i-a: made without handles"
+    assert "peer_shm: i-a: its weights lie in memory of device 0" in wake.reason
+
+
+def test_cards_of_both_ends_read_a_device_by_nixl_before_verbs():
+    served = offers("nvlink", "nixl", "rdma", "tcp", **DEVICES)
+    wake = rungs_between({"rdma": ""}, {"rdma": ""}, served)
+    assert kinds(wake) == [RungKind.PEER_NIXL, RungKind.PEER_RDMA, RungKind.PEER_TCP, RungKind.DISK]
+    assert kinds(rungs_between({}, {"rdma": ""}, served)) == [RungKind.PEER_TCP, RungKind.DISK]
+
+
+def test_nobody_expects_of_an_engine_without_devices_what_only_devices_have():
+    wake = wake_of(
+        made([instance("i-a", "a", State.READY), instance("i-b", "b", State.DORMANT)], [slot("a"), slot("b")])
+    )
+    assert "nvlink" not in wake.reason
+    assert "nixl" not in wake.reason
 
 
 def test_level_one_adds_the_host_copy_and_the_operation_may_allow_it_alone():

@@ -16,8 +16,8 @@ from relight.core.fingerprint import Fingerprint
 from relight.core.tls import TlsFiles
 from relight.transfer import grants
 from relight.transfer.device_segment import DeviceSegment
+from relight.transfer.extents import Extent, Extents
 from relight.transfer.manifest import Canary, TensorEntry, WeightManifest
-from relight.transfer.plan import HUGE
 from relight.transfer.request import Holder, Options, Received, Wanted
 from relight.transfer.segment import Segment
 from relight.transfer.session import refill
@@ -99,17 +99,13 @@ def bring(
     return refill(rig.target, wanted, holders, streams=streams, clock=SystemClock(), options=Options(**options))
 
 
-def allocations(segment: Segment) -> tuple[int, ...]:
-    """A segment as several allocations of unequal sizes."""
-    return (HUGE, segment.bytes - HUGE) if segment.bytes > HUGE else (segment.bytes,)
-
-
 class FakeDeviceSegment(DeviceSegment):
     """A device's memory that a test may look at: it is a host's."""
 
     def __init__(self, number: int, host: Segment) -> None:
-        sizes = allocations(host)
-        super().__init__(FakeCuda(number, FakeMemory(host, sizes)), host.address, sizes, host.digest)
+        extents = Extents([Extent(0, host.address, host.bytes)])
+        super().__init__(FakeCuda(number, FakeMemory(host)), extents, host.digest)
+        self.view = host.view
         self.populate, self.drop, self.resident_bytes = host.populate, host.drop, host.resident_bytes
 
 
@@ -117,6 +113,11 @@ def onto_devices(rig: Rig) -> None:
     """From here on the rig's source and target count as memory of two devices."""
     if isinstance(rig.source.segment, Segment):
         rig.source.segment = FakeDeviceSegment(0, rig.source.segment)
+    target_on_device(rig)
+
+
+def target_on_device(rig: Rig) -> None:
+    if isinstance(rig.target, Segment):
         rig.target = FakeDeviceSegment(1, rig.target)
 
 
@@ -137,7 +138,21 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tl
     return files
 
 
-@pytest.fixture(params=["memory", "shm", "tcp", "tls", "rdma", "nixl", "nvlink"])
+TRANSPORTS = (
+    "memory",
+    "shm",
+    "tcp",
+    "tls",
+    "rdma",
+    "nixl",
+    "nvlink",
+    "shm to device",
+    "tcp to device",
+    "tls to device",
+)
+
+
+@pytest.fixture(params=TRANSPORTS)
 def connector(
     request: pytest.FixtureRequest, tmp_path: Path, certificates: Callable[[str], TlsFiles],
     monkeypatch: pytest.MonkeyPatch,
@@ -146,35 +161,40 @@ def connector(
     with ExitStack() as stack:
 
         def make(rig: Rig, grant: str) -> Callable[[], Reader]:
-            if request.param == "memory":
+            transport, _, device = request.param.partition(" to ")
+            if device and transport == "shm":
+                target_on_device(rig)
+            elif device:
+                onto_devices(rig)
+            if transport == "memory":
                 return lambda: MemoryReader(rig.source, grant)
-            if request.param == "shm":
+            if transport == "shm":
                 listener: ShmListener | TcpListener = ShmListener(tmp_path / "s.sock")
                 address = listener.register(rig.source)
                 stack.callback(listener.release)
                 return lambda: ShmReader(address, grant, "i-source", 5.0)
-            if request.param == "rdma":
+            if transport == "rdma":
                 monkeypatch.setattr(rdma, "Device", FakeDevice)
                 card = rdma.RdmaListener("fake0", "127.0.0.1")
                 address = card.register(rig.source)
                 stack.callback(card.release)
                 landing = rdma.Landing("fake0", rig.target)
                 return lambda: rdma.RdmaReader(address, grant, "i-source", 5.0, landing)
-            if request.param == "nixl":
+            if transport == "nixl":
                 monkeypatch.setattr(nixl_agent, "_api", lambda: fake_nixl.api)
                 served = nixl.NixlListener(nixl_agent.Agent("fake0:1"), "127.0.0.1")
                 address = served.register(rig.source)
                 stack.callback(served.release)
                 there = nixl.Landing(nixl_agent.Agent("fake0:1"), rig.target)
                 return lambda: nixl.NixlReader(address, grant, "i-source", 5.0, there)
-            if request.param == "nvlink":
+            if transport == "nvlink":
                 onto_devices(rig)
                 device = NvlinkListener(tmp_path / "n.sock")
                 address = device.register(rig.source)
                 stack.callback(device.release)
                 pair = Pair(rig.target.cuda)
                 return lambda: NvlinkReader(address, grant, "i-source", 5.0, pair)
-            ours, theirs = (certificates(n) if request.param == "tls" else None for n in ("receiver", "source"))
+            ours, theirs = (certificates(n) if transport == "tls" else None for n in ("receiver", "source"))
             listener = TcpListener("127.0.0.1", tls=theirs)
             address = listener.register(rig.source)
             stack.callback(listener.release)

@@ -35,7 +35,7 @@ class FakeAgent:
         opened.append(name)
 
     def get_reg_descs(self, listed: list[tuple[int, int, int, str]], kind: str) -> list[tuple[int, int]]:
-        assert kind == "DRAM"
+        assert kind in ("DRAM", "VRAM")
         return [(address, length) for address, length, _, _ in listed]
 
     def register_memory(self, described: list[tuple[int, int]]) -> None:
@@ -60,7 +60,7 @@ class FakeAgent:
         del self._known[name]
 
     def get_xfer_descs(self, listed: list[tuple[int, int, int]], kind: str) -> list[tuple[int, int]]:
-        assert kind == "DRAM"
+        assert kind in ("DRAM", "VRAM")
         return [(address, length) for address, length, _ in listed]
 
     def initialize_xfer(self, operation: str, here: Any, there: Any, peer: str) -> int:

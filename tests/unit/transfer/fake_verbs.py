@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import os
 from collections import deque
 
 from relight.transfer.transports.verbs import LOST_SECONDS, Peer, Region
@@ -18,6 +19,7 @@ _registered: dict[int, Region] = {}
 
 class FakeMemory:
     def __init__(self, address: int, length: int) -> None:
+        self.address, self.bytes = address, length
         self.region = Region(address, length, next(_keys))
         self.lkey = self.region.rkey
         _registered[self.lkey] = self.region
@@ -64,6 +66,10 @@ class FakeDevice:
         self.name, self.connections = name, 0
 
     def register(self, address: int, length: int, *, writable: bool) -> FakeMemory:
+        return FakeMemory(address, length)
+
+    def register_dma_buf(self, address: int, length: int, descriptor: int, *, writable: bool) -> FakeMemory:
+        assert os.fstat(descriptor)
         return FakeMemory(address, length)
 
     def connection(self) -> FakeConnection:

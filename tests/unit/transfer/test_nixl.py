@@ -10,6 +10,7 @@ import pytest
 
 from relight.core.clock import VirtualClock
 from relight.core.errors import InvalidInput, LocalFault, RemoteFault
+from relight.transfer.extents import Extent, Extents
 from relight.transfer.segment import HOST
 from relight.transfer.transports import nixl, nixl_agent
 from relight.transfer.transports.base import Question
@@ -91,7 +92,7 @@ def test_a_read_that_does_not_end_costs_the_agent_and_the_next_reader_gets_anoth
 
 def test_a_peer_that_takes_the_name_of_another_is_refused() -> None:
     ours, theirs = Agent("fake0:1"), Agent("fake1:1")
-    _, region = theirs.register(1 << 40, 4096, HOST)
+    _, region = theirs.register(Extents([Extent(0, 1 << 40, 4096)]), HOST)
     metadata = theirs.metadata()
     met = ours.meet(region.agent, metadata)
     with pytest.raises(InvalidInput, match="another agent's"):

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from relight.core.errors import InvalidInput, LocalFault, ModelDirty, RemoteFault
+from relight.core.errors import LocalFault, ModelDirty, RemoteFault
 from relight.transfer.device_segment import DeviceSegment
+from relight.transfer.extents import lay_out
 from relight.transfer.segment import Segment
 from relight.transfer.transports import cuda, wire
 from relight.transfer.transports.nvlink import AT_ONCE, NvlinkListener, NvlinkReader, Pair
 from relight.transfer.transports.shm import ShmListener
-from relight.transfer.transports.tcp import TcpListener
 from tests.unit.transfer.conftest import Rig, bring, onto_devices
 from tests.unit.transfer.fake_cuda import FakeCuda, FakeMemory
 
@@ -42,7 +42,7 @@ def test_what_was_mapped_is_given_back_with_the_last_reader(rig: Rig, served: Ca
     pair = Pair(rig.target.cuda)
     first, second = served(pair), served(pair)
     mapped = len(rig.target.cuda.mapped)
-    assert mapped == 2, "both allocations, once for both readers"
+    assert mapped == 1, "once for both readers"
     first.close()
     assert len(rig.target.cuda.mapped) == mapped
     second.close()
@@ -62,14 +62,14 @@ def test_no_descriptor_is_left_behind(rig: Rig, served: Callable[[Pair], NvlinkR
 def test_more_allocations_than_one_message_carries_are_all_passed(rig: Rig, tmp_path: Path) -> None:
     host = rig.source.segment
     count = 3 * AT_ONCE + 1
-    sizes = (4096,) * (count - 1) + (host.bytes - 4096 * (count - 1),)
-    rig.source.segment = DeviceSegment(FakeCuda(0, FakeMemory(host, sizes)), host.address, sizes)
+    extents = lay_out((host.address + 8192 * n, 4096, True) for n in range(count))
+    rig.source.segment = DeviceSegment(FakeCuda(0, FakeMemory(host)), extents)
     listener = NvlinkListener(tmp_path / "n.sock")
     address = listener.register(rig.source)
     pair = Pair(FakeCuda(1))
     reader = NvlinkReader(address, rig.grant(), "i-source", 5.0, pair)
     try:
-        assert reader.most == host.bytes
+        assert reader.most == extents.bytes
         assert len(pair.cuda.mapped) == count
     finally:
         reader.close()
@@ -91,24 +91,17 @@ def test_memory_of_the_host_is_not_served(rig: Rig, tmp_path: Path) -> None:
 
 def test_memory_that_cannot_be_passed_on_is_refused_before_anybody_asks(rig: Rig, tmp_path: Path) -> None:
     host = rig.source.segment
-    memory = FakeMemory(host, (host.bytes,), exportable=False)
-    rig.source.segment = DeviceSegment(FakeCuda(0, memory), host.address, (host.bytes,))
+    memory = FakeMemory(host, exportable=False)
+    rig.source.segment = DeviceSegment(FakeCuda(0, memory), lay_out([(host.address, host.bytes, True)]))
     with pytest.raises(LocalFault, match="made it without handles"):
         NvlinkListener(tmp_path / "n.sock").register(rig.source)
     assert not (tmp_path / "n.sock").exists()
 
 
-def test_transports_of_the_host_refuse_memory_of_a_device(rig: Rig, tmp_path: Path) -> None:
+def test_pages_of_the_host_are_not_passed_on_where_there_are_none(rig: Rig, tmp_path: Path) -> None:
     onto_devices(rig)
-    for listener in (ShmListener(tmp_path / "s.sock"), TcpListener("127.0.0.1")):
-        with pytest.raises(LocalFault, match="memory of device 0, which only nvlink, nixl and rdma reach"):
-            listener.register(rig.source)
-
-
-def test_a_segment_of_no_allocation_is_refused() -> None:
-    for sizes in ((), (4096, 0)):
-        with pytest.raises(InvalidInput, match="sizes of the allocations"):
-            DeviceSegment(FakeCuda(0), 1 << 40, sizes)
+    with pytest.raises(LocalFault, match="memory of device 0, and not in pages of this host"):
+        ShmListener(tmp_path / "s.sock").register(rig.source)
 
 
 def test_a_machine_without_the_driver_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +136,7 @@ def hostile(path: Path, told: object, descriptors: list[int]) -> Iterator[str]:
     thread.join()
 
 
-PIECE = {"kind": "fd", "skip": 0, "bytes": 1 << 21, "handle": ""}
+PIECE = {"kind": "fd", "skip": 0, "bytes": 1 << 21, "handle": "", "at": 0}
 
 
 @pytest.mark.parametrize(

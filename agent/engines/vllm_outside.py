@@ -1,4 +1,4 @@
-"""The handle on `vllm serve` where its own allocator manages the memory: on a GPU, and on what looks like one.
+"""The handle on `vllm serve` that no part of Relight is in: on Kunlun, whose own plugin must come first.
 
     sleep   /sleep, which pauses first: `wait` for what slipped in, `abort` where requests may be cut
     wake    /wake_up of the weights -> reload_weights at level 2 -> checksums -> /wake_up of the rest
@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from relight.agent.engines import canary
 from relight.agent.engines.base import MemberContext
 from relight.agent.engines.outside import WEIGHTS, OutsideHandle
 from relight.agent.engines.vllm_api import FIRST_GENERATION_DEADLINE, VllmApi
@@ -21,25 +19,24 @@ from relight.agent.engines.vllm_handle import endpoint_file, served_name
 from relight.core.clock import Clock
 from relight.core.errors import LocalFault
 from relight.core.fingerprint import Fingerprint
-from relight.core.records import Endpoint, Shapes
+from relight.core.records import Endpoint
 
 
-class VllmGpuHandle(OutsideHandle):
-    """One member. `counts`: its workers are Relight's own class, which knows sizes and captures graphs late."""
+class VllmOutsideHandle(OutsideHandle):
+    """One member."""
 
     engine = "vllm"
     tags = (WEIGHTS, "kv_cache")
-    no_peers = "on a GPU vllm's weights are read and loaded by vllm alone: no part of Relight moves them there yet"
+    no_peers = "no part of Relight is in vllm there: its weights are read and loaded by vllm alone"
 
-    def __init__(self, context: MemberContext, clock: Clock, *, counts: bool) -> None:
+    def __init__(self, context: MemberContext, clock: Clock) -> None:
         super().__init__(context, clock)
         where = json.loads(endpoint_file(context.directory).read_text())
         host = f"[{where['host']}]" if ":" in where["host"] else where["host"]
         self._url, self._cache_bytes = f"http://{host}:{where['port']}", int(where["cache_bytes"])
         self._api = VllmApi(self._url, served_name(context))
-        self._counts, self._cannot_sleep = counts, str(where["cannot_sleep"])
-        self._cut = False
-        self._described: tuple[Fingerprint, int, int] | None = None
+        self._cannot_sleep, self._cut = str(where["cannot_sleep"]), False
+        self._version = ""
 
     @property
     def _endpoint(self) -> Endpoint:
@@ -82,44 +79,12 @@ class VllmGpuHandle(OutsideHandle):
             return [], []
         return await self._api.generate(prompt, count, FIRST_GENERATION_DEADLINE)
 
-    async def warm_up(self, prompt_tokens: int) -> None:
-        runtime = (await self._describe())[0].runtime
-        most = int(runtime.get("max_model_len", prompt_tokens + canary.WARM_UP_TOKENS)) - canary.WARM_UP_TOKENS
-        await super().warm_up(min(prompt_tokens, most))
-
     async def _describe(self) -> tuple[Fingerprint, int, int]:
-        if self._described is None:
-            self._described = self._of_worker(await self._worker()) if self._counts else await self._of_server()
-        return self._described
-
-    async def _worker(self) -> list[Mapping[str, Any]]:
-        return await self._api.rpc("relight_describe", FIRST_GENERATION_DEADLINE)
-
-    def _of_worker(self, ranks: Sequence[Mapping[str, Any]]) -> tuple[Fingerprint, int, int]:
-        try:
-            print_ = Fingerprint(dict(ranks[0]["layout"]), {}, dict(ranks[0]["runtime"]))
-            return print_, sum(int(r["weight_bytes"]) for r in ranks), sum(int(r["kv_bytes"]) for r in ranks)
-        except (IndexError, KeyError, TypeError, ValueError) as error:
-            raise LocalFault(f"vllm's workers did not describe themselves: {error!r}") from error
-
-    async def _of_server(self) -> tuple[Fingerprint, int, int]:
         """As much as a server without Relight in its workers says; how large its weights are it does not."""
+        self._version = self._version or await self._api.version()
         ranks = self._context.assignment.spec.devices_per_member
-        layout = {"engine": f"vllm {await self._api.version()}", "tensor_parallel": str(ranks)}
+        layout = {"engine": f"vllm {self._version}", "tensor_parallel": str(ranks)}
         return Fingerprint(layout, {}, {"kv_cache_bytes": str(self._cache_bytes)}), 0, self._cache_bytes * ranks
-
-    async def shapes(self) -> Shapes:
-        if not self._counts:
-            return await super().shapes()
-        said = (await self._api.rpc("relight_shapes", FIRST_GENERATION_DEADLINE))[0]
-        steps, prompts = ({int(k): float(v) for k, v in said[name].items()} for name in ("steps", "prompts"))
-        return Shapes(self._clock.now(), steps, prompts)
-
-    async def complete(self) -> int:
-        if not self._counts:
-            return 0
-        left = await self._api.rpc("relight_complete", FIRST_GENERATION_DEADLINE)
-        return max((int(n) for n in left), default=0)
 
     def _unfit(self, level: int) -> str:
         return self._cannot_sleep

@@ -1,4 +1,5 @@
-"""What the handle for vLLM on GPUs does when its allocator, a neighbour on the device, or a checkpoint lets it down."""
+"""What the handle for a vLLM without Relight in it does when its allocator, a neighbour on the device, or a checkpoint
+lets it down."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ import pytest
 from relight.agent.engines.base import MemberContext, ProofFailed
 from relight.agent.engines.kept import KeptFile
 from relight.agent.engines.stub_http import Request, Response, serve_connection
-from relight.agent.engines.vllm_gpu import VllmGpuHandle
 from relight.agent.engines.vllm_handle import endpoint_file
+from relight.agent.engines.vllm_outside import VllmOutsideHandle
 from relight.core.clock import SystemClock
 from relight.core.errors import Conflict, LocalFault, ModelDirty
 from relight.core.records import Desired, InstanceAssignment, ModelSpec, Rung, RungKind
@@ -86,7 +87,7 @@ def control() -> Control:
 
 
 @asynccontextmanager
-async def handled(control: Control, directory: Path, level: int = 2) -> AsyncIterator[VllmGpuHandle]:
+async def handled(control: Control, directory: Path, level: int = 2) -> AsyncIterator[VllmOutsideHandle]:
     """A proven engine that is awake."""
     connections: list[asyncio.Task[None]] = []
 
@@ -98,9 +99,7 @@ async def handled(control: Control, directory: Path, level: int = 2) -> AsyncIte
     endpoint_file(directory).write_text(json.dumps(facts))
     spec = ModelSpec("default", "m", "/models/m", "r1", "vllm")
     wanted = InstanceAssignment("i-a", spec.key, spec, 0, 1, ("gpu-0",), Desired.READY, level=level)
-    handle = VllmGpuHandle(
-        MemberContext(wanted, directory, directory / "log", "127.0.0.1"), SystemClock(), counts=False
-    )
+    handle = VllmOutsideHandle(MemberContext(wanted, directory, directory / "log", "127.0.0.1"), SystemClock())
     try:
         await handle.prove_or_record()
         yield handle
@@ -110,7 +109,7 @@ async def handled(control: Control, directory: Path, level: int = 2) -> AsyncIte
         await asyncio.gather(*(t for t in connections if not t.done()), return_exceptions=True)
 
 
-async def refill(handle: VllmGpuHandle, rung: Rung = DISK) -> str:
+async def refill(handle: VllmOutsideHandle, rung: Rung = DISK) -> str:
     return (await handle.refill(rung, "r1", lambda said: None)).detail
 
 
@@ -150,7 +149,7 @@ async def test_where_no_digests_are_computed_the_canary_finds_them(control: Cont
     ],
 )
 async def test_an_engine_whose_memory_call_failed_is_not_used_again(
-    control: Control, tmp_path: Path, route: str, said: str, step: Callable[[VllmGpuHandle], Any]
+    control: Control, tmp_path: Path, route: str, said: str, step: Callable[[VllmOutsideHandle], Any]
 ) -> None:
     async with handled(control, tmp_path) as handle:
         if route != "/sleep":
