@@ -26,18 +26,17 @@ PARTS = 128
 
 
 def share_out(
-    wakes: Sequence[tuple[Placement, InstanceView]], sources: Sources, rates: Mapping[str, float]
+    wakes: Sequence[tuple[Placement, InstanceView]], sources: Sources, rates: Mapping[str, float], *, encrypt: bool
 ) -> dict[str, Placement]:
     """The placements that change, by instance: each of `wakes` is one that fills an instance of the same model now.
 
     `rates` are bytes per second by kind of rung. What the answer rests on is told in every rung, also where nobody
-    passes anything on.
+    passes anything on. `encrypt`: no byte may cross a network in the clear.
     """
     ordered = sorted(wakes, key=lambda wake: wake[0].instance)
     ends = [end for wake in ordered if (end := _end(*wake, sources)) is not None]
     if len(ends) < 2:
         return {}
-    encrypt = any(view.spec.encrypt for _, view in wakes)
     return {placement.instance: placement for placement in _Group(ends, sources, rates, encrypt).dealt()}
 
 
@@ -82,6 +81,7 @@ class _Group:
     encrypt: bool
     links: list[Link] = field(default_factory=list)
     capacities: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    hosts: dict[str, str] = field(default_factory=dict)
     addresses: dict[tuple[str, str], SourceRef] = field(default_factory=dict)
     """By (receiver, giver that is filled too): how the one reads the other."""
 
@@ -101,13 +101,17 @@ class _Group:
         question = Question(
             {0: [max(size // parts, 1)] * parts},
             [HolderEnd(name, 0) for name in sorted(full)],
-            [ReceiverEnd(end.name, 0, host_of(end.slot)) for end in self.ends],
+            [ReceiverEnd(end.name, 0, self._host(end.slot)) for end in self.ends],
             self.links,
             self.capacities,
         )
         answer = plan(question)
         passes = any((a.receiver, a.holder) in self.addresses for a in answer.assignments)
         return [self._written(turn, answer, size, parts if passes else 0) for turn in range(len(self.ends))]
+
+    def _host(self, slot: SlotView) -> str:
+        """The host of a slot in words: by the first slot on it that was met."""
+        return self.hosts.setdefault(host_of(slot), f"{slot.slot}'s host")
 
     # ------------------------------------------------------------------ what is asked
 
@@ -136,7 +140,7 @@ class _Group:
         self, giver: str, there: SlotView, end: _End, kind: RungKind, limit: int | None, readers: int
     ) -> None:  # fmt: skip
         rate = self.rates[kind]
-        here, afar = host_of(end.slot), host_of(there)
+        here, afar = self._host(end.slot), self._host(there)
         if kind.transport == RungKind.PEER_SHM.transport:
             uses = [f"memory of {here}"]
         else:

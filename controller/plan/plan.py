@@ -106,9 +106,10 @@ class _Planner:
         for p in placements.values():
             if p.mode is Mode.GUARDIAN and p.desired is Desired.READY and p.rungs and p.instance in views:
                 wakes[p.model].append((p, views[p.instance]))
-        for group in wakes.values():
-            if len(group) > 1:
-                placements |= share_out(group, self._sources, self._predictions.rates())
+        for model, group in wakes.items():
+            if len(group) > 1 and (view := self._views.get(model)) is not None:
+                rates = self._predictions.rates()
+                placements |= share_out(group, self._sources, rates, encrypt=view.spec.encrypt)
         return placements
 
     def _replicas(self, view: ModelView | None, lists: ModelFleet, decision: Decision) -> None:

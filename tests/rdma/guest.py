@@ -29,7 +29,7 @@ from relight.agent.rails import Rails, look
 from relight.core.clock import SystemClock
 from relight.core.errors import RelightError, TransferError
 from relight.core.fingerprint import Fingerprint
-from relight.core.records import RungKind, SourceRef
+from relight.core.records import Deal, RungKind, SourceRef
 from relight.plugin import doors, settings
 from relight.plugin.orders import ModelMemory, Order
 from relight.plugin.pages import HostPages
@@ -119,8 +119,8 @@ def rails() -> Rails:
 class PatientListener(RdmaListener):
     """With the silence that emulation needs."""
 
-    def __init__(self, device: str, host: str) -> None:
-        super().__init__(device, host, 0, LOST_SECONDS)
+    def __init__(self, device: str, host: str, landing: Landing | None = None) -> None:
+        super().__init__(device, host, 0, LOST_SECONDS, landing)
 
 
 def a_member(instance: str, role: str, segment: Segment) -> Residency:
@@ -174,7 +174,31 @@ class SourceGuest:
         self._member = member = a_member("i-source", "source", self._segment)
         opened = member.open_source(key := grants.new_key())
         claims = grants.Claims("i-source", int(str(opened["generation"])), "", "i-receiver", CLOCK.now() + 3600)
-        return {**opened, "grant": grants.mint(key, claims), "digest": digest(self._segment)}
+        self._offered = SourceRef(
+            "i-source",
+            "a",
+            1,
+            "",
+            "",
+            dict(opened["addresses"])["rdma"],
+            grants.mint(key, claims),  # type: ignore[call-overload]
+        )
+        return {**opened, "grant": self._offered.grant, "digest": digest(self._segment)}
+
+    def back(self, told: Mapping[str, Any]) -> dict[str, Any]:
+        """Another member here is filled by the receiver's relay alone; the source only says what there is."""
+        segment, parts = Segment("back", BODY), len(cut(table()))
+        segment.populate(0, BODY)
+        member = a_member("i-back", "source", segment)
+        member.sleep(2)
+        relay = SourceRef(
+            "i-receiver", "b", 1, "", "", told["addresses"]["rdma"], told["grant"], filling=True,
+            parts=tuple(range(parts)),
+        )  # fmt: skip
+        deal = Deal("chain", "a test", 1e6, 2, 1, parts)
+        order = Order(RungKind.PEER_RDMA, "r1", (self._offered, relay), deal=deal)
+        got = member.refill(order, lambda progress: None)
+        return {"brought": dict(got.brought), "digest": digest(segment), "detail": got.detail}
 
     def sleep(self, told: Mapping[str, Any]) -> dict[str, Any]:
         """As an engine that goes to sleep: no readers, no registration, no pages."""
@@ -194,7 +218,8 @@ class SourceGuest:
 
     def run(self) -> None:
         does: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
-            "serve": self.serve, "sleep": self.sleep, "member": self.member, "down": self.down, "look": self.look,
+            "serve": self.serve, "sleep": self.sleep, "member": self.member, "back": self.back,
+            "down": self.down, "look": self.look,
         }  # fmt: skip
         with socket.create_server((address(2, "source"), CONTROL_PORT)) as server:
             found("listening")
@@ -289,6 +314,8 @@ class ReceiverGuest:
         segment.populate(0, BODY)
         member = a_member("i-receiver", "receiver", segment)
         member.sleep(2)
+        relay = member.open_relay(key := grants.new_key())
+        claims = grants.Claims("i-receiver", 1, "", "i-back", CLOCK.now() + 3600)
         before = counters()
         peer = SourceRef("i-source", "a", 1, "", "", offer["addresses"].get("rdma", ""), offer["grant"])
         said = member.refill(Order(RungKind.PEER_RDMA, "r1", (peer,)), lambda progress: None)
@@ -299,6 +326,9 @@ class ReceiverGuest:
             addresses=offer["addresses"], closed=offer["closed"], cards=list(rails().cards),
             counters={c: {k: after[c][k] - before[c][k] for k in after[c]} for c in CARDS},
         )  # fmt: skip
+        passed = self.tell(do="back", addresses=relay["addresses"], grant=grants.mint(key, claims))
+        found("relay", brought=passed["brought"], detail=passed["detail"], same=passed["digest"] == offer["digest"])
+        member.close_source(1.0)
 
     def both(self, step: str) -> None:
         self._offer = self.tell(do="serve")

@@ -142,6 +142,7 @@ class Judge:
                 self.check(not step["lost"], f"{name}: lost {step['lost']}")
                 self.check(all(step["completed"].values()), f"{name}: a card brought nothing: {step['completed']}")
         self._member()
+        self._relay()
         if stale := self.step("stale"):
             old, new = stale["keys"]
             self.check(old != new, f"stale: the key stayed {old}")
@@ -164,6 +165,13 @@ class Judge:
         for card in CARDS:
             told = f"member: {card} brought nothing: {step['counters'][card]}, {step['detail']}"
             self.check(step["counters"][card]["interface_bytes"] > BODY // 4, told)
+
+    def _relay(self) -> None:
+        """What that member was filled with went on out of the same registered memory, by its cards alone."""
+        if step := self.step("relay"):
+            if self.check(step["same"], "relay: other bytes than the source's"):
+                self.verified += sum(step["brought"].values())
+            self.check(step["brought"] == {"i-receiver": BODY}, f"relay: {step['brought']}, {step['detail']}")
 
     def _refused(self, step: str, said: dict[str, Any], what: str) -> None:
         named = "the key does not open that memory" in said["why"]

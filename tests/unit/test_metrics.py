@@ -25,7 +25,7 @@ LABELS = frozenset(
     {
         "model", "slot", "device", "kind", "product", "healthy", "state", "desired", "level", "mode", "way", "asked",
         "taken", "expected", "rung", "card",
-        "phase", "figure", "outcome", "cause", "status", "rule", "operation", "current",
+        "phase", "figure", "outcome", "cause", "status", "rule", "operation", "current", "transport", "verdict",
     }
 )  # fmt: skip
 """Each has few values. `operation` is the name of a call of the store; no label is an id."""

@@ -38,11 +38,12 @@ def full(*transports, **changes):
     return replace(offers(*(transports or ("shm", "tcp"))), weight_bytes=GIB, **changes)
 
 
-def woken(asleep, slots, *, spec=SPEC, offer=None, awake=1):
-    """The wakes of all of `asleep`, with `awake` replicas to read from on slots s0, s1, and so on."""
+def woken(asleep, slots, *, spec=SPEC, offer=None, awake=1, told=None):
+    """The wakes of all of `asleep`, with `awake` replicas to read from on slots s0, s1, and so on; `told` is what the
+    sleepers were started by, where the model was changed since."""
     spec = replace(spec, replicas=awake + len(asleep), guardians=Guardians(0))
     ready = [instance(f"i-a{n}", f"s{n}", State.READY, spec, offer=offer or full()) for n in range(awake)]
-    views = [replace(i, spec=spec) for i in asleep]
+    views = [replace(i, spec=told or spec) for i in asleep]
     snapshot = Snapshot(
         100.0, 1, 1, (ModelView(spec, Demand(0, 0.0, 0, None), "op-1"),), tuple(slots), (*ready, *views)
     )  # fmt: skip
@@ -86,7 +87,7 @@ def test_on_one_host_everybody_reads_the_source_and_the_record_says_that_memory_
     for placement in wakes.values():
         deal = placement.rungs[0].deal
         assert (deal.shape, deal.parts) == ("star", 0)
-        assert "limited by memory of boot" in deal.reason
+        assert "limited by memory of b0's host" in deal.reason
         assert [r.instance for r in references(placement)] == ["i-a0"]
 
 
@@ -164,8 +165,9 @@ def test_what_has_to_be_encrypted_is_passed_on_by_those_that_encrypt_alone() -> 
     spec = replace(SPEC, encrypt=True)
     secret = SourceOffer(1, "d", "c", "", {"shm": "unix:/s", "tcp": "tls:h:1"}, GIB, {}, "ab")
     asleep, slots = apart(2, spec=spec)
-    for placement in woken(asleep, slots, spec=spec, offer=secret).values():
-        assert not any(r.filling for r in references(placement))
+    for started_by in (spec, SPEC):
+        for placement in woken(asleep, slots, spec=spec, offer=secret, told=started_by).values():
+            assert not any(r.filling for r in references(placement))
     hidden = replace(relays("shm", "tcp"), addresses={"tcp": "tls:h:1"})
     asleep = [instance(f"i-b{n}", f"b{n}", State.DORMANT, relay=hidden, spec=spec) for n in range(2)]
     wakes = woken(asleep, slots, spec=spec, offer=secret)

@@ -468,6 +468,15 @@ def test_nobody_takes_from_anothers_queue_before_the_plans_time_is_over() -> Non
     assert board.take("b", 100) == [3]
 
 
+def test_the_plans_time_runs_from_when_bytes_can_come() -> None:
+    clock = VirtualClock()
+    board = Board([1] * 4, Bitmap(4), {"a": range(4)}, clock, planned_seconds=5.0)
+    # Bringing pages back took longer than the plan has for bytes.
+    clock.advance(5.0 * PATIENCE)
+    board.begin()
+    assert board.take("b", 100) == []
+
+
 def test_a_bitmap_of_another_length_is_refused() -> None:
     assert Bitmap(9, Bitmap(9).dump()).missing() == list(range(9))
     with pytest.raises(InvalidInput, match="has 2 bytes, got 1"):
