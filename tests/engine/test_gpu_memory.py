@@ -15,8 +15,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(240)]
 GRANULE = 1 << 20
 
 
-def _checked(home: Path, *arguments: str) -> dict[str, Any]:
-    script = Path(__file__).with_name("gpu_memory_check.py")
+def _checked(home: Path, *arguments: str, check: str = "gpu_memory_check") -> dict[str, Any]:
+    script = Path(__file__).with_name(f"{check}.py")
     env = {
         "PATH": "/usr/bin:/bin:/usr/local/bin", "HOME": str(home), "VLLM_PLUGINS": "", "OMP_NUM_THREADS": "1",
         "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
@@ -122,3 +122,15 @@ def test_memory_without_handles_is_served_by_way_of_the_host(tmp_path: Path) -> 
     assert got["served"] == ["tcp"]
     assert "without handles" in got["closed"]["nvlink"]
     assert got["sleep"] == ""
+
+
+def test_a_real_models_tensors_are_described_in_place_and_vllms_own_reload_brings_them_back(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    got = _checked(tmp_path, str(tiny_model), check="gpu_model_check")
+    assert (got["unfit"], got["left_out"], got["missing"], got["failed"]) == ("", [], [], [])
+    assert got["tensors"] > 20
+    assert got["gone"], "weights were taken away before"
+    assert got["same"], "and every digest agrees after"
+    assert got["answers"]
+    assert got["kernels"][0] == got["kernels"][1]

@@ -69,8 +69,8 @@ async def test_what_a_sleep_showed_is_reported_and_outlives_the_agent(slot: Slot
 
 async def test_a_wake_climbs_to_the_first_rung_that_proves_itself(slot: Slot) -> None:
     faults = (
-        '{"peer_shm": "remote", "peer_rdma": "local", "peer_tcp": "canary", "host_copy": "dirty",'
-        ' "host_shm": "remote", "host_tcp": "local"}'
+        '{"peer_shm": "remote", "peer_nvlink": "remote", "peer_nixl": "local", "peer_rdma": "local",'
+        ' "peer_tcp": "canary", "host_copy": "dirty", "host_shm": "remote", "host_tcp": "local"}'
     )
     await _dormant(slot, f"wake_errors={faults}")
     slot.change("i-a", Desired.READY, rungs=rungs(*RungKind), operation="op-1")
@@ -80,10 +80,10 @@ async def test_a_wake_climbs_to_the_first_rung_that_proves_itself(slot: Slot) ->
     assert [(r.kind, r.ok) for r in start.rungs] == [(k, k is RungKind.DISK) for k in RungKind]
     remote, local = "transfer-remote-fault", "transfer-local-fault"
     assert [r.cause for r in start.rungs] == [
-        remote, local, "proof-failed", "transfer-model-dirty", remote, local, local, "",
+        remote, remote, local, local, "proof-failed", "transfer-model-dirty", remote, local, local, "",
     ]  # fmt: skip
     assert "stub.weight" in start.rungs[0].reason
-    assert "token 0" in start.rungs[2].reason
+    assert "token 0" in start.rungs[4].reason
     assert start.rungs[-1].instead_of.startswith("peer_shm: tensor stub.weight")
     assert all(f"{kind}: " in start.rungs[-1].instead_of for kind in RungKind if kind.transport)
     assert start.operation == "op-1"
