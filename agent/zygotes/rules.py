@@ -19,7 +19,6 @@ _OF_A_SINGLE_THREAD = frozenset({
     "TORCHINDUCTOR_COMPILE_THREADS", "TORCHINDUCTOR_CPP_DYNAMIC_THREADS",
 })  # fmt: skip
 """The zygote has them so that no import starts a thread, or because the engine sets them for its own children."""
-BINDING = "VLLM_CPU_OMP_THREADS_BIND"
 
 
 def unfit(zygote: Mapping[str, str], engine: Mapping[str, str]) -> str:
@@ -31,6 +30,4 @@ def unfit(zygote: Mapping[str, str], engine: Mapping[str, str]) -> str:
             continue
         if zygote.get(name) != engine.get(name):
             return f"{name} is read when libraries are loaded, and is {engine.get(name)!r} for this model"
-    if engine.get(BINDING, "nobind") != "nobind":
-        return f"{BINDING} binds threads when OpenMP is loaded"
     return ""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 MODULES = (
@@ -98,7 +99,42 @@ def in_child(env: Mapping[str, str]) -> None:
     platform.check_and_update_config = classmethod(check_and_update_config)
     if current_platform.is_cpu():
         platform.register_triton_kernel_overrides = classmethod(lambda cls: None)
+        _bind_workers()
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+
+
+def _bind_workers() -> None:
+    """Workers get the processors that vLLM chose for them: it tells OpenMP by variables, which was loaded before."""
+    from vllm.utils.ompmultiprocessing import OMPProcessManager
+
+    told: Callable[..., AbstractContextManager[None]] = OMPProcessManager.configure_omp_envs
+
+    @contextmanager
+    def configure_omp_envs(self: Any, rank: int, local_rank: int) -> Iterator[None]:
+        with told(self, rank, local_rank):
+            if self.skip_setup:
+                yield
+                return
+            with bound(self.cpu_lists[local_rank]):
+                yield
+
+    OMPProcessManager.configure_omp_envs = configure_omp_envs
+
+
+@contextmanager
+def bound(cpus: Collection[int]) -> Iterator[None]:
+    """What is forked meanwhile runs on `cpus` alone, with a thread of OpenMP for each. Raises OSError for one that is
+    not this process's to use."""
+    import torch
+
+    before, threads = os.sched_getaffinity(0), torch.get_num_threads()
+    os.sched_setaffinity(0, cpus)
+    try:
+        torch.set_num_threads(len(cpus))
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+        torch.set_num_threads(threads)
 
 
 def model_of(argv: Sequence[str]) -> str:

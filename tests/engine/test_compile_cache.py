@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -67,6 +68,38 @@ async def slot(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Slot]:
         finally:
             await made.down()
             await server.stop(0)
+
+
+def _allowed(instance: str, title: str) -> set[str]:
+    """The processors that each thread may use of the instance's processes whose title contains `title`."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"={instance}\0".encode() not in (process / "environ").read_bytes():
+                continue
+            if title.encode() not in (process / "cmdline").read_bytes():
+                continue
+            lines = [line for t in (process / "task").iterdir() for line in (t / "status").read_text().splitlines()]
+        except OSError:
+            continue
+        found |= {line.split()[1] for line in lines if line.startswith("Cpus_allowed_list")}
+    return found
+
+
+async def test_workers_of_a_forked_engine_run_where_the_model_binds_them(slot: Slot, tiny_model: Path) -> None:
+    last = str(max(os.sched_getaffinity(0)))
+    bound = ("--distributed-executor-backend=mp", "--enforce-eager")
+    spec = ModelSpec(
+        "default", "tiny", str(tiny_model), "r1", "vllm", args=(*ARGUMENTS[:-1], *bound),
+        env={"VLLM_CPU_OMP_THREADS_BIND": last},
+    )  # fmt: skip
+    wanted = slot.instance("i-bound", Desired.READY, mode=Mode.NORMAL, rungs=agent.rungs(RungKind.DISK))
+    slot.want(replace(wanted, model=spec.key, spec=spec, deadline_seconds=READY_SECONDS))
+    ready = await slot.until("i-bound", State.READY)
+    assert ready.start is not None
+    assert ready.start.process.startswith("forked from a zygote")
+    assert _allowed("i-bound", "Worker") == {last}
+    assert _allowed("i-bound", "EngineCore") != {last}
 
 
 async def _run(

@@ -47,10 +47,14 @@ _COMPLETION = "vllm/entrypoints/openai/completion/protocol.py"
 _LOGGERS, _ENVS = "vllm/v1/metrics/loggers.py", "vllm/envs.py"
 _GPU_WORKER, _CORE, _EXECUTOR = "vllm/v1/worker/gpu_worker.py", "vllm/v1/engine/core.py", "vllm/v1/executor/abstract.py"
 _ALLOCATORS = "vllm/device_allocator/"
+_OPENMP = "vllm/utils/ompmultiprocessing.py"
 _CUMEM = f"{_ALLOCATORS}cumem.py"
 
 VLLM = _of(
     "vllm", BOTH,
+    ("symbol", "OMPProcessManager.configure_omp_envs", _OPENMP, "plugin.vllm.preload._bind_workers"),
+    ("does", "OMPProcessManager.configure_omp_envs: skip_setup", _OPENMP, "plugin.vllm.preload._bind_workers"),
+    ("does", "OMPProcessManager.configure_omp_envs: cpu_lists", _OPENMP, "plugin.vllm.preload._bind_workers"),
     ("route", "GET /health", _BASIC, f"{API}.healthy"),
     ("route", "GET /version", _BASIC, f"{API}.version"),
     ("does", "attach_router: /metrics", f"{_BASIC}metrics.py", f"{API}.load"),
