@@ -136,7 +136,7 @@ def test_a_receiver_that_was_killed_goes_on_where_it_was(field: Field) -> None:
     _, address, grant = field.holder("a")
     target = field.segment("t")
     told = {"fd": target.fd, "bytes": BODY, "address": address, "grant": grant}
-    killed = field.process("receiver.py", {**told, "look_first": False}, "transfer.receive=20*exit", (target.fd,))
+    killed = field.process("receiver.py", {**told, "look_first": False}, "transfer.receive=2*exit", (target.fd,))
     assert killed.wait(30) != 0
     again = field.process("receiver.py", {**told, "look_first": True}, "", (target.fd,))
     output, _ = again.communicate(timeout=30)
