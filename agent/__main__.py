@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import signal
 import sys
 from pathlib import Path
@@ -44,7 +45,18 @@ def _told(arguments: argparse.Namespace) -> dict[str, Any]:
     }
     if arguments.shared is not None:
         found |= {"state_dir": str(arguments.shared / "state"), "supervisor_beside": True}
-    return {name: value for name, value in found.items() if value is not None}
+    # Where it is and whom it calls goes before all else.
+    return {**arguments.settings, **{name: value for name, value in found.items() if value is not None}}
+
+
+def _settings(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f"expected an object of settings as JSON, got {text[:80]!r}")
+    return found
 
 
 def main() -> int:
@@ -62,6 +74,7 @@ def main() -> int:
     told.add_argument(
         "--token-file", type=Path, metavar="FILE", help="holds the token for the controller, renewed by others"
     )
+    told.add_argument("--settings", type=_settings, default={}, metavar="JSON", help="an object of any settings")
     told.add_argument("--shared", type=Path, metavar="DIR", help="state goes there, where a supervisor is waited for")
     arguments = parser.parse_args()
     try:

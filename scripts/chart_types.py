@@ -159,6 +159,27 @@ TRIGGERS: Schema = {
     },
 }  # fmt: skip
 
+
+def _inlined(node: Any, known: dict[str, Any]) -> Any:
+    if isinstance(node, list):
+        return [_inlined(item, known) for item in node]
+    if not isinstance(node, dict):
+        return node
+    if "$ref" in node:
+        return _inlined(known[node["$ref"].rpartition("/")[2]], known)
+    return {k: _inlined(v, known) for k, v in node.items() if k not in ("format", "default", "title")}
+
+
+def _agent() -> Schema:
+    """`agent.json`, without what slot pods are told on the command line."""
+    found = AgentConfig.model_json_schema()
+    told = {"slot", "controller_address", "state_dir", "token", "token_file", "tls", "host", "port", "bind_host",
+            "serving_port", "supervisor_socket", "supervisor_beside"}  # fmt: skip
+    properties = {name: inner for name, inner in found["properties"].items() if name not in told}
+    closed: Schema = _inlined({**found, "properties": properties}, found["$defs"])
+    return {k: v for k, v in closed.items() if k not in ("required", "$defs", "description")}
+
+
 _POOL = some(
     "slot", "runtime",
     namespace=NAME, labels=LABELS, annotations=LABELS, replicas=POOL["properties"]["replicas"],
@@ -166,7 +187,7 @@ _POOL = some(
     resources=RESOURCES, extraResources=QUANTITIES,
     rdma=some("resourceName", "count", resourceName=STRING, count=whole(1, 64)), ipcLock=BOOLEAN,
     sharedMemory=QUANTITY, weights=some("mountPath", claimName=NAME, hostPath=STRING, mountPath=STRING),
-    agentImage=STRING, agentResources=RESOURCES, env=ENV, envFrom=ENV_FROM, extraVolumes=VOLUMES,
+    agentImage=STRING, agentConfig=_agent(), agentResources=RESOURCES, env=ENV, envFrom=ENV_FROM, extraVolumes=VOLUMES,
     extraVolumeMounts=MOUNTS, nodeSelector=LABELS, tolerations=TOLERATIONS, affinity=AFFINITY,
     topologySpreadConstraints=SPREAD, priorityClassName=STRING, runtimeClassName=STRING, schedulerName=STRING,
     serviceAccountName=STRING, terminationGracePeriodSeconds=whole(), imagePullSecrets=several(NAME),
@@ -189,26 +210,6 @@ _MODEL = some(
     service=some("port", type=SERVICE_TYPE, port=whole(1, 65535),
                  annotations=LABELS),
 )  # fmt: skip
-
-
-def _inlined(node: Any, known: dict[str, Any]) -> Any:
-    if isinstance(node, list):
-        return [_inlined(item, known) for item in node]
-    if not isinstance(node, dict):
-        return node
-    if "$ref" in node:
-        return _inlined(known[node["$ref"].rpartition("/")[2]], known)
-    return {k: _inlined(v, known) for k, v in node.items() if k not in ("format", "default", "title")}
-
-
-def _agent() -> Schema:
-    """`agent.json`, without what slot pods are told on the command line."""
-    found = AgentConfig.model_json_schema()
-    told = {"slot", "controller_address", "state_dir", "token", "token_file", "tls", "host", "port", "bind_host",
-            "serving_port", "supervisor_socket", "supervisor_beside"}  # fmt: skip
-    properties = {name: inner for name, inner in found["properties"].items() if name not in told}
-    closed: Schema = _inlined({**found, "properties": properties}, found["$defs"])
-    return {k: v for k, v in closed.items() if k not in ("required", "$defs", "description")}
 
 
 AT: dict[str, Schema] = {

@@ -61,6 +61,8 @@ def slot_of(pod: Object) -> str:
 def template_digest(spec: DevicePoolSpec, runtime: EngineRuntimeSpec) -> str:
     """Names what a slot pod is made of, for a label."""
     made_of = [spec.slot.model_dump(), spec.pod_template, runtime.image]
+    if spec.agent_config:
+        made_of.append(spec.agent_config)
     return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -81,7 +83,7 @@ def slot_pod(pool: Object, spec: DevicePoolSpec, runtime: EngineRuntimeSpec, add
         "app.kubernetes.io/managed-by": "relight",
     }
     engine = _engine(body, spec, runtime, added)
-    agent = _agent(body, added, engine)
+    agent = _agent(body, spec, added, engine)
     others = [c for c in body.get("containers") or [] if c.get("name") not in (ENGINE, AGENT)]
     body["containers"] = [engine, agent, *others]
     # Relight's own files come with the agent's image: the engine's image is never rebuilt.
@@ -176,7 +178,7 @@ def _as_engine(body: Object, engine: Object, own: Object) -> Object:
     return {**own, "runAsUser": 0 if told is None else told}
 
 
-def _agent(body: Object, added: Added, engine: Object) -> Object:
+def _agent(body: Object, spec: DevicePoolSpec, added: Added, engine: Object) -> Object:
     """The agent's container: it holds no devices and may be replaced while engines run."""
     container = _named(body, AGENT)
     own = [
@@ -190,6 +192,8 @@ def _agent(body: Object, added: Added, engine: Object) -> Object:
         "--serving-port", str(added.serving_port), "--metrics-port", str(added.metrics_port),
         "--shared", SHARED_PATH, "--token-file", f"{TOKEN_PATH}/token",
     ]  # fmt: skip
+    if spec.agent_config:
+        command += ["--settings", json.dumps(spec.agent_config, sort_keys=True)]
     secret = {"name": f"{SHARED}-secret", "mountPath": "/etc/relight", "readOnly": True}
     token = {"name": f"{SHARED}-token", "mountPath": TOKEN_PATH, "readOnly": True}
     ports = [

@@ -239,6 +239,8 @@ class DevicePoolSpec(_Field):
     slot: Slot = Slot()
     runtime_ref: Ref
     pod_template: Annotated[dict[str, Any], Field(json_schema_extra=_OPEN)] = {}
+    agent_config: Annotated[dict[str, Any], Field(json_schema_extra=_OPEN)] = {}
+    """Settings of this pool's agents, each in place of what their `agent.json` says."""
     allowed_models: Annotated[list[Label], Field(max_length=256)] = []
 
 

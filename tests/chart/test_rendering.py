@@ -223,13 +223,15 @@ def test_a_pool_asks_for_its_devices_rdma_and_memory_as_its_values_say(resource:
         **POOL, "slot": {"devices": 2, "resourceName": resource}, "extraResources": extra,
         "rdma": {"resourceName": "rdma/hca", "count": 1}, "sharedMemory": "16Gi",
         "weights": {"claimName": "models", "mountPath": "/models"}, "tolerations": [{"operator": "Exists"}],
+        "agentConfig": {"devices": [], "accelerators": {}, "digests": "sha256"},
         "podTemplate": {
             "spec": {"hostIPC": True, "containers": [{"name": "engine", "workingDir": "/w"}, {"name": "x"}]},
         },
     }  # fmt: skip
     objects = Helm("helm4").template({"runtimes": {"vllm": RUNTIME}, "pools": {"large": pool}})
     found, runtime = named(objects, "DevicePool", "large"), named(objects, "EngineRuntime", "vllm")
-    pool_spec(found, {f"{SYSTEM}/vllm": runtime})
+    spec, _ = pool_spec(found, {f"{SYSTEM}/vllm": runtime})
+    assert spec.agent_config == pool["agentConfig"]
     body = found["spec"]["podTemplate"]["spec"]
     engine, agent, other = body["containers"]
     assert (engine["name"], agent["name"], other["name"]) == ("engine", "agent", "x")

@@ -61,6 +61,8 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     (pool(slot={"resourceName": "gpu"}), "pools/other/slot/resourceName", ""),
     (pool(weights={"claimName": "x"}), "pools/other/weights", "mountPath"),
     (pool(sharedMemory=16), "pools/other/sharedMemory", "string"),
+    (pool(agentConfig={"data_tls": "yes"}), "pools/other/agentConfig/data_tls", "boolean"),
+    (pool(agentConfig={"slot": "mine"}), "pools/other/agentConfig", "slot"),
     ({"pools": {"other": {"runtime": "vllm"}}}, "pools/other", "slot"),
     (spec(replica=2), "models/chat/spec", "replica"),
     (spec(start={"mode": "Fast"}), "models/chat/spec/start/mode", "Guardian"),
@@ -94,6 +96,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
         "redis.enabled: expected false with externalRedis",
     ),
     (pool(slot={"devices": 1}), "pools.other.slot: expected either resourceName"),
+    (pool(agentConfig={"accelerators": {}}), "pools.other.agentConfig: expected devices: [] beside accelerators"),
     (pool(weights={"mountPath": "/m"}), "pools.other.weights: expected either claimName or hostPath"),
     ({"tls": {"mode": "existing"}}, "tls.existingSecrets."),
     (

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -79,6 +81,29 @@ def test_a_secret_is_never_repeated(tmp_path: Path) -> None:
         _load(tmp_path, token=["rlt_secret"])
     assert "rlt_secret" not in str(caught.value)
     assert "rlt_secret" not in repr(_load(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ('{"digests": "md5"}', "digests"),
+        ('{"devices": [], "accelerators": {"kind": "abacus"}}', "accelerators.kind"),
+        ('{"speed": 1}', "speed"),
+        ("[1]", "expected an object of settings as JSON, got '[1]'"),
+        ("{", "expected an object of settings as JSON"),
+    ],
+)
+def test_settings_on_the_command_line_go_before_the_files_and_are_held_to_the_same(
+    tmp_path: Path, settings: str, said: str
+) -> None:
+    path = tmp_path / "agent.json"
+    path.write_text(json.dumps(GOOD))
+    ran = subprocess.run(
+        [sys.executable, "-m", "relight.agent", "--config", str(path), "--settings", settings],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 2
+    assert said in ran.stderr
 
 
 def test_a_file_that_is_not_there_or_no_json_is_refused(tmp_path: Path) -> None:

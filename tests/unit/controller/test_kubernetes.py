@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 
@@ -169,6 +170,20 @@ def test_certificates_of_a_secret_apart_lie_beside_what_the_agent_starts_with():
     assert volume["projected"]["sources"] == [{"secret": {"name": "s"}}, {"secret": {"name": "t"}}]
     (agent,) = (c for c in made["spec"]["containers"] if c["name"] == "agent")
     assert [m["mountPath"] for m in agent["volumeMounts"] if m["name"] == "relight-secret"] == ["/etc/relight"]
+
+
+def test_a_pools_own_agent_settings_reach_its_agents_and_make_its_pods_anew():
+    own = {"devices": [], "accelerators": {}}
+    spec, runtime = pool_spec({**POOL, "spec": {**POOL["spec"], "agentConfig": own}}, {"n/rt": RUNTIME})
+    plain, _ = pool_spec(POOL, {"n/rt": RUNTIME})
+    told, untold = (
+        next(c for c in slot_pod(POOL, s, runtime, ADDED)["spec"]["containers"] if c["name"] == "agent")["command"]
+        for s in (spec, plain)
+    )
+    assert told[: len(untold)] == untold
+    flag, text = told[len(untold) :]
+    assert (flag, json.loads(text)) == ("--settings", own)
+    assert slot_pods.template_digest(spec, runtime) != slot_pods.template_digest(plain, runtime)
 
 
 def test_an_upgrade_of_relight_alone_makes_no_pod_anew():
