@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from relight.agent.capabilities import AGAIN, KEPT, Capabilities, Known, key_of, merged
 from relight.core.records import (
     Failure,
@@ -225,3 +227,11 @@ def test_a_card_that_reaches_the_devices_memory_is_known_by_trying_it(tmp_path: 
     assert (told.verdict, told.reason) == (Verdict.YES, "mlx5_0: closed; mlx5_1: dma-buf")
     assert not known.over("sleep", "ok", "vllm", report, NOW, {"mlx5_0": "no: it sleeps"})
     assert _told(known, "direct_transfer").verdict is Verdict.YES
+
+
+@pytest.mark.parametrize(("kind", "engine"), [("nvidia", "sglang"), ("kunlun", "sglang"), ("kunlun", "vllm")])
+@pytest.mark.parametrize("name", ["lazy", "zygote"])
+def test_what_an_adapter_never_does_is_told_before_anybody_tries(kind: str, engine: str, name: str) -> None:
+    (found,) = [c for c in merged(kind, engine, {}, Known(), NOW) if c.name == name]
+    assert found.verdict is Verdict.NO
+    assert found.reason
