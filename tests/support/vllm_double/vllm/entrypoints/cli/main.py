@@ -24,6 +24,7 @@ from relight.plugin import settings as environment
 from relight.plugin.control import ControlServer
 from relight.plugin.operations import Operations
 from relight.plugin.orders import ModelMemory, Order, Restored
+from relight.plugin.pages import HostPages
 from relight.plugin.residency import Residence, Residency
 from relight.plugin.settings import Settings
 from relight.plugin.stages import Stages
@@ -144,14 +145,16 @@ def serve(own: Settings, model: Path, host: str, port: int) -> None:
     weights = Weights(json.loads((model / "config.json").read_text())["mebibytes"])
     if not own.awaits:
         weights.load()
+    pages = HostPages(own.instance, weights.segment, lambda: None, CLOCK)
     memory = ModelMemory(
-        weights.segment, weights.table, LAYOUT, weights.describe, weights.load, lambda scalars: None, lambda: None,
-        lambda: None,
+        pages, weights.table, LAYOUT, weights.describe, weights.load, lambda scalars: None, lambda: None
     )  # fmt: skip
     residency = Watched(own, 0, memory, CLOCK)
-    operations = Operations(residency, LAYOUT, Stages(CLOCK), lambda: 0).table()
-    shapes = {"shapes": lambda arguments, progress: {"steps": {}, "prompts": {}}}
-    ControlServer(own.control_socket(0), operations | shapes)
+    operations = Operations(
+        residency, Stages(CLOCK), LAYOUT, lambda: (weights.segment.resident_bytes(), 0),
+        lambda: {"steps": {}, "prompts": {}}, weight_bytes=len(weights.table) * TENSOR,
+    )  # fmt: skip
+    ControlServer(own.control_socket(0), operations.table())
     if own.awaits:
         residency.fill(own.start_seconds)
         residency.settle()
