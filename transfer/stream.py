@@ -130,6 +130,9 @@ class Stream:
         heard, news = self.refill.clock.monotonic(), False
         # What is lent is there as soon as it is permitted: nothing is gained by asking for more before.
         ahead, least, most = (1, LENT_LEAST, LENT_MOST) if reader.lends else (ASKED_AHEAD, 0, READ_BYTES)
+        if self.refill.options.parts and not reader.lends:
+            # Others wait for each chunk that comes: one at a time, so that none waits for its neighbours.
+            most = 0
         while not self.refill.gone(self.holder):
             while len(self._asked) < ahead:
                 patience = 0.0 if self._asked else WATCH_SECONDS
