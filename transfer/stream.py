@@ -183,7 +183,7 @@ class Stream:
         self._since = None
         if whole:
             seconds = refill.clock.monotonic() - begun
-            refill.measured(self.holder.name, batch.bytes, seconds, lent=reader.lends)
+            refill.measured(self.holder.name, self.kind, batch.bytes, seconds)
             refill.placed(self.holder.name, batch.chunks)
         else:
             refill.returned(batch.chunks)
@@ -216,10 +216,11 @@ class Stream:
         return True
 
     @property
-    def lends(self) -> bool:
-        """Whether its holder's bytes lie where this process reaches them."""
+    def kind(self) -> tuple[bool, bool]:
+        """Whether its holder's bytes lie where this process reaches them, and whether it is being filled: a source that
+        is read by all is slower than one of many relays, and nothing is wrong with it."""
         reader = self._reader
-        return reader is not None and reader.lends
+        return reader is not None and reader.lends, self.holder.partial
 
     def late(self, now: float, fastest: float) -> str:
         """Why this stream is to be cut: its chunks take far longer than the `fastest` (bytes per second) would."""
