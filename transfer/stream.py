@@ -150,6 +150,7 @@ class Stream:
                 known = reader.held(before, len(agreed.chunks))
                 self.listens = False
                 news = len(known) > before
+                self.refill.watch()
             else:
                 # All that is left is under way elsewhere: who has nothing to do looks whether somebody is late.
                 self.refill.watch()
