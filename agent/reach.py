@@ -1,7 +1,8 @@
 """Which other slots' engines this slot can really read, and by what: tried door by door, rarely, and told.
 
 A door is tried when it is new, and again when its verdict is old. A door that is not reached is tried twice before that
-counts: its engine may just have ended. One that is there and refuses says nothing about the way to it.
+counts: its engine may just have ended. The first failure is told as unknown, and the controller then tells at once
+where that engine is read now. One that is there and refuses says nothing about the way to it.
 """
 
 from __future__ import annotations
@@ -76,6 +77,13 @@ class Ways:
         if before.keys() - self._ways.keys():
             self._changed()
 
+    def doubt(self, transport: str) -> None:
+        """Something about this slot's own end has changed: its ways by `transport` are tried again soon."""
+        for way in self._ways.values():
+            if way.door.transport == transport:
+                way.failures, way.due = 0, 0.0
+        self._heard.set()
+
     def report(self) -> tuple[Reach, ...]:
         """The newest verdicts, by slot and transport."""
         return tuple(way.told for _, way in sorted(self._ways.items()) if way.told is not None)
@@ -108,11 +116,10 @@ class Ways:
             verdict, reason = Verdict.NO, str(error)[:REASON]
         else:
             way.failures = 0
-        wait = OLD if verdict is Verdict.YES else DOUBTED
-        way.due = self._clock.monotonic() + wait * self._dice.uniform(0.8, 1.2)
-        if way.failures and way.failures < TRIES:
-            way.due = self._clock.monotonic() + SPACING
-            return
+        wait = (OLD if verdict is Verdict.YES else DOUBTED) * self._dice.uniform(0.8, 1.2)
+        if 0 < way.failures < TRIES:
+            wait, verdict = SPACING, Verdict.UNKNOWN
+        way.due = self._clock.monotonic() + wait
         before, way.told = way.told, Reach(door.slot, door.transport, verdict, reason, self._clock.now())
         if before is None or before.verdict is not verdict:
             log = _log.info if verdict is Verdict.YES else _log.warning

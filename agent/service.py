@@ -29,7 +29,7 @@ from relight.agent.ledger import Claim, Ledger
 from relight.agent.link import SupervisorLink
 from relight.agent.member import Member
 from relight.agent.metrics import Metrics
-from relight.agent.rails import Rails, capacities, look, memlock
+from relight.agent.rails import TRANSPORT, Rails, capacities, look, memlock
 from relight.agent.reach import Ways
 from relight.agent.serving import Serving
 from relight.agent.stages.caches import Caches
@@ -352,6 +352,8 @@ class Agent:
             self._capabilities.remember_only(transitions.members)
             # Some change by time alone.
             capabilities = self._capabilities.report(self._clock.now())
+            if rails != self._rails:
+                self._ways.doubt(TRANSPORT)
             if _differs(devices, self._devices) or rails != self._rails or capabilities != self._told:
                 self._devices, self._rails = devices, rails
                 self._fleet.changed()

@@ -9,6 +9,7 @@ fault, and whether the model is now dirty, is part of the error (core/errors.py)
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -126,8 +127,8 @@ class Refill:
         # What an earlier refill left half-done is dirty, whether this one writes or not.
         self.written = len(options.kept.placed) > 0
         self.agreed: Agreed | None = None
-        self._rates: dict[bool, dict[str, float]] = {True: {}, False: {}}
-        """Of holders whose bytes this process reaches, and of those that send them: neither is a measure for others."""
+        self._rates: dict[tuple[bool, bool], dict[str, float]] = defaultdict(dict)
+        """By kind of holder (Stream.kind): none is a measure for those of another."""
         self._running: list[Stream] = []
         self._work = {n: _Work() for n in ("pages", "pull", "verify")}
         self._bytes = dict.fromkeys((h.name for h in self._holders), 0)
@@ -315,22 +316,22 @@ class Refill:
         if self.agreed is not None:
             self.agreed.board.give_back(c.number for c in chunks)
 
-    def measured(self, holder: str, count: int, seconds: float, *, lent: bool) -> None:
+    def measured(self, holder: str, kind: tuple[bool, bool], count: int, seconds: float) -> None:
         """A connection to `holder` brought `count` bytes in `seconds`."""
         if seconds > 0:
-            self._rates[lent][holder] = count / seconds
+            self._rates[kind][holder] = count / seconds
 
-    def rate(self, holder: str) -> float:
+    def rate(self, holder: str, kind: tuple[bool, bool]) -> float:
         """Bytes per second of the last turn of one connection to `holder`; 0 before."""
-        return max(rates.get(holder, 0.0) for rates in self._rates.values())
+        return self._rates[kind].get(holder, 0.0)
 
     def watch(self) -> None:
         """Cuts the streams whose chunks others would have brought long ago."""
         now = self.clock.monotonic()
         for stream in self._running:
             holder = stream.holder.name
-            rates = self._rates[stream.lends].items()
-            others = [r for name, r in rates if name != holder and name not in self.lost]
+            rates = self._rates[stream.kind]
+            others = [r for name, r in tuple(rates.items()) if name != holder and name not in self.lost]
             if why := stream.late(now, max(others, default=0.0)):
                 self.lose(holder, RemoteFault(why))
                 stream.cut()

@@ -136,10 +136,13 @@ class Stream:
         heard, news = self.refill.clock.monotonic(), False
         # What is lent is there as soon as it is permitted: nothing is gained by asking for more before.
         ahead, most = (1, LENT_MOST) if reader.lends else (ASKED_AHEAD, READ_BYTES)
+        if self.refill.options.parts and not reader.lends:
+            # Others wait for each chunk that comes: one at a time, so that none waits for its neighbours.
+            most = 0
         while not self.refill.gone(self.holder):
             while len(self._asked) < ahead:
                 patience = 0.0 if self._asked else WATCH_SECONDS
-                least = int(TURN_SECONDS * self.refill.rate(self.holder.name))
+                least = int(TURN_SECONDS * self.refill.rate(self.holder.name, self.kind))
                 numbers = agreed.board.take(self.holder.name, most, known, least_bytes=least, wait_seconds=patience)
                 if not numbers:
                     break
@@ -154,6 +157,7 @@ class Stream:
                 known = reader.held(before, len(agreed.chunks))
                 self.listens = False
                 news = len(known) > before
+                self.refill.watch()
             else:
                 # All that is left is under way elsewhere: who has nothing to do looks whether somebody is late.
                 self.refill.watch()
@@ -188,7 +192,7 @@ class Stream:
         self._since = None
         if whole:
             seconds = refill.clock.monotonic() - begun
-            refill.measured(self.holder.name, batch.bytes, seconds, lent=reader.lends)
+            refill.measured(self.holder.name, self.kind, batch.bytes, seconds)
             refill.placed(self.holder.name, batch.chunks)
         else:
             refill.returned(batch.chunks)
@@ -217,10 +221,11 @@ class Stream:
         return True
 
     @property
-    def lends(self) -> bool:
-        """Whether its holder's bytes lie where this process reaches them."""
+    def kind(self) -> tuple[bool, bool]:
+        """Whether its holder's bytes lie where this process reaches them, and whether it is being filled: a source that
+        is read by all is slower than one of many relays, and nothing is wrong with it."""
         reader = self._reader
-        return reader is not None and reader.lends
+        return reader is not None and reader.lends, self.holder.partial
 
     def late(self, now: float, fastest: float) -> str:
         """Why this stream is to be cut: its chunks take far longer than the `fastest` (bytes per second) would."""

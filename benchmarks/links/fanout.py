@@ -18,12 +18,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from network import network, require
-from node import table
 from nodes import DEADLINE, Process, goodput, say
 from serving import latency_ratio
 
+from relight.controller.plan.fanout import PARTS
 from relight.transfer import grants
-from relight.transfer.chunks import cut
 from relight.transfer.plan import HolderEnd, Link, Question, ReceiverEnd, TransferPlan, plan
 
 MEGABITS = 500
@@ -50,7 +49,6 @@ class Bench:
 
     def __init__(self, nodes: dict[str, Process], body: int, goodput: float) -> None:
         self._nodes, self._body, self._goodput = nodes, body, goodput
-        self._sizes: tuple[int, ...] = ()
 
     def run(self, case: Case) -> float:
         """Seconds until the last receiver has the whole body, proven."""
@@ -64,8 +62,11 @@ class Bench:
             node.tell(do="prepare", name=node.name, bind=node.address, bytes=self._body, pace=self._goodput)
         offers = {node.name: node.hear() for node in (*sources, *receivers)}
         made = self._plan(sources, receivers, case.share or 1.0)
-        for node in receivers:
-            node.tell(do="receive", holders=self._holders(made, node.name, offers), planned=made.seconds)
+        for n, node in enumerate(receivers):
+            node.tell(
+                do="receive", holders=self._holders(made, node.name, offers), planned=made.seconds, parts=PARTS,
+                turn=n / len(receivers),
+            )  # fmt: skip
         begun = time.perf_counter()
         found = [node.hear() for node in receivers]
         seconds = time.perf_counter() - begun
@@ -75,7 +76,8 @@ class Bench:
         return seconds
 
     def _plan(self, sources: list[Process], receivers: list[Process], share: float) -> TransferPlan:
-        sizes = tuple(c.bytes for c in cut(table(self._body)))
+        # In parts, as the controller deals: receivers find the chunks of each by themselves.
+        sizes = (self._body // PARTS,) * PARTS
         names = [n.name for n in (*sources, *receivers)]
         capacities = {f"{name}:{way}": self._goodput for name in names for way in ("up", "down")}
         capacities |= {f"share:{s.name}": self._goodput * share for s in sources}

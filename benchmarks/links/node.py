@@ -105,7 +105,10 @@ class Node:
         begun = time.perf_counter()
         got = refill(
             self._segment, self._wanted, [holder(h) for h in told["holders"]], streams=1, clock=CLOCK,
-            options=Options(planned_seconds=told["planned"], relay=self._relay, kept=self._kept),
+            options=Options(
+                planned_seconds=told["planned"], relay=self._relay, kept=self._kept, parts=told.get("parts", 0),
+                turn=told.get("turn", 0.0),
+            ),
         )  # fmt: skip
         return {"seconds": time.perf_counter() - begun, "holders": dict(got.holders), "lost": dict(got.lost)}
 

@@ -13,7 +13,16 @@ from dataclasses import dataclass, field
 
 from relight.controller.plan.reach import shared_kernel
 from relight.core.logs import get_logger
-from relight.core.records import Door, InstanceView, Neighbours, RungKind, SlotView, Snapshot, SourceOffer
+from relight.core.records import (
+    Door,
+    InstanceView,
+    Neighbours,
+    RungKind,
+    SlotView,
+    Snapshot,
+    SourceOffer,
+    Verdict,
+)
 from relight.core.tenants import strangers
 from relight.transfer.grants import Claims, mint
 
@@ -114,7 +123,10 @@ class Neighbourhoods:
         same = before is not None and before.revision >> 32 == epoch and before.doors == doors
         stale = before is None or snapshot.now >= before.made_at + GRANT_SECONDS / 2
         self._waits = not same
-        if (same and not stale) or (before is not None and snapshot.now < before.made_at + EVERY_SECONDS):
+        # Whoever failed once may have been at a door that is no more: it is told before it tries again.
+        doubted = any(way.verdict is Verdict.UNKNOWN for slot in snapshot.slots for way in slot.reach)
+        early = before is not None and snapshot.now < before.made_at + EVERY_SECONDS
+        if (same and not stale) or (early and not (doubted and not same)):
             return
         self._count, self._waits = self._count + 1, False
         self.present = Present((epoch << 32) + self._count, snapshot.now, doors)

@@ -77,6 +77,7 @@ def report(view_id, spec, rank, devices, state, failure=None):
         source=SourceOffer(1, "d", "c", "", {"shm": "unix:/s", "tcp": "tcp:h:1"}, 1 << 20)
         if state is State.READY
         else None,
+        relay=SourceOffer(1, "", "", "l", {"shm": "unix:/r", "tcp": "tcp:h:2"}, 0) if state is State.DORMANT else None,
         fingerprint=Fingerprint(layout={"dtype": "bf16"}),
         failure=failure,
     )

@@ -17,6 +17,7 @@ import httpx
 import pytest
 from tests.integration.together.test_compile_cache_ring import Fleet
 
+from support.controlplane import relight
 from support.doubles import doubles
 
 MEBIBYTES, RATE = 24, 16 << 20
@@ -102,6 +103,10 @@ async def test_the_source_gives_each_byte_about_once_and_the_records_say_who_gav
         assert rung["passed_on"] == BODY - given[name].get(fleet.source, 0)
         assert "of 4 at once: swarm takes" in rung["deal"]
         assert "star" in rung["deal"]
+    status, shown, err = await relight(fleet.running, "timeline", woken[0])
+    assert status == 0, err
+    assert f"MiB from {fleet.source}" in shown
+    assert "of 4 at once: swarm takes" in shown
     metrics = (await fleet.running.client.get("/metrics")).text
     assert 'relight_transfer_passed_on_bytes_total{model="default/m",rung="peer_tcp"}' in metrics
 

@@ -90,7 +90,8 @@ async def test_a_way_counts_as_closed_after_the_second_failure_and_is_tried_agai
     slot.answers["b", "tcp"] = RemoteFault("i-b at b: cannot connect: no route")
     slot.ways.hear(Neighbours(1, doors("b")))
     await slot.go_on(1)
-    assert slot.ways.report() == ()
+    # Once may be an engine that has just ended: nobody plans by it.
+    assert slot.verdicts() == {("b", "tcp"): Verdict.UNKNOWN}
     await slot.go_on(2 * SPACING)
     (said,) = slot.ways.report()
     assert (said.verdict, said.reason) == (Verdict.NO, "i-b at b: cannot connect: no route")
@@ -122,6 +123,17 @@ async def test_a_door_that_moved_is_tried_at_once_and_one_that_went_is_forgotten
     assert set(slot.verdicts()) == {("b", "tcp")}, "the same revision says the same"
     slot.ways.hear(Neighbours(3, ()))
     assert slot.ways.report() == ()
+
+
+async def test_a_change_of_its_own_cards_has_the_ways_by_cards_tried_again() -> None:
+    slot = Slot()
+    slot.ways.hear(Neighbours(1, doors("b", transports=("rdma", "tcp"))))
+    await slot.go_on(30)
+    slot.answers["b", "rdma"] = RemoteFault("mlx5_0: no route")
+    slot.ways.doubt("rdma")
+    await slot.go_on(4 * SPACING)
+    assert [t for _, _, t in slot.tried[2:]] == ["rdma", "rdma"]
+    assert slot.verdicts() == {("b", "rdma"): Verdict.NO, ("b", "tcp"): Verdict.YES}
 
 
 @pytest.mark.parametrize("error", [OSError("too many open files"), RemoteFault("x" * 10_000)])

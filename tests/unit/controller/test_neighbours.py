@@ -114,6 +114,17 @@ def test_changes_are_told_together_after_a_while_and_grants_are_renewed() -> Non
     assert len(told) == 4
 
 
+def test_whoever_failed_once_is_told_at_once_where_that_engine_is_now() -> None:
+    known = Neighbourhoods()
+    known.update(1, seen([slot("a"), slot("b")], [ready(), asleep()]))
+    failed = replace(slot("b"), reach=(Reach("a", "tcp", Verdict.UNKNOWN, "refused", NOW),))
+    known.update(1, seen([slot("a"), failed], [ready(), asleep()], NOW + 1))
+    first = known.present.revision
+    known.update(1, seen([slot("a"), failed], [ready("i-z"), asleep()], NOW + 2))
+    assert known.present.revision > first
+    assert next(d for d in known.told("b").doors if d.transport == "tcp").instance == "i-z"
+
+
 def test_a_grant_to_try_names_the_slot_and_lets_nobody_read() -> None:
     known = Neighbourhoods()
     known.update(1, seen([slot("a"), slot("b")], [ready(), asleep()]))

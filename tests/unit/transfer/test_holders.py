@@ -369,6 +369,23 @@ def test_holders_that_lend_are_no_measure_of_those_that_send(ends: Ends, tmp_pat
     assert got.holders["b"]
 
 
+def test_a_source_that_is_slower_than_a_relay_is_not_left_for_it(ends: Ends) -> None:
+    source, slow = ends.source("a", pace=Pace(250_000.0, CLOCK))
+    middle = ends.segment("m")
+    relay, holder = ends.opened(Source("m", middle, None, CLOCK, Pace(4_000_000.0, CLOCK)))
+    chunks = cut(ends.first.tensors)
+    middle.populate(0, middle.bytes)
+    middle.view[:] = source.segment.view
+    everything = Bitmap(len(chunks))
+    for chunk in chunks:
+        everything.add(chunk.number)
+    relay.relay(ends.first, chunks, everything)
+    quick = replace(holder, queue=tuple(range(1, len(chunks))), partial=True)
+    got = ends.receive(ends.segment("t"), replace(slow, queue=(0,)), quick, planned_seconds=600.0)
+    assert not got.lost
+    assert got.holders["a"] == chunks[0].bytes
+
+
 def test_a_relay_serves_no_byte_that_it_has_not_proven(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("relight.transfer.source.RELAY_SECONDS", 0.0)
     ends.source("a")
