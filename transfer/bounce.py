@@ -6,7 +6,7 @@ Copies run on a stream of their own, beside what the engine computes, and while 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 
 from relight.core.errors import InvalidInput, LocalFault
@@ -85,7 +85,7 @@ class Bounce:
         for turn in list(self._under_way):
             self._wait(turn)
 
-    def fetch(self, parts: Iterable[tuple[int, int]]) -> Iterator[memoryview]:
+    def fetch(self, parts: Iterable[tuple[int, int]]) -> Generator[memoryview, None, None]:
         """What the device holds at each (address, bytes), in turn; each is good until the next is asked for.
 
         The next ones are under way meanwhile. Raises LocalFault.

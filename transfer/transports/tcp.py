@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import TypeVar
 
 from relight.core.errors import LocalFault, RemoteFault
@@ -48,6 +49,14 @@ def _send_copied(sock: socket.socket, source: Source, offset: int, length: int) 
         sock.sendall(segment.view[start:stop])
 
 
+def _within_host(sock: socket.socket) -> bool:
+    try:
+        return bool(sock.getpeername()[0] == sock.getsockname()[0])
+    except OSError:
+        # Whoever came has gone again, which is found out by the first answer.
+        return False
+
+
 class _Staged:
     """Sends a device's memory to one reader; buffers are made for the first read that was permitted."""
 
@@ -59,8 +68,10 @@ class _Staged:
         bounce = self._bounce = self._bounce or self._left.enter_context(self._segment.bounce())
         at = self._segment.at(offset, offset + length) - offset
         for start, stop in _paced(source, offset, length):
-            for part in bounce.fetch((at + low, high - low) for low, high in spans(start, stop, BLOCK_BYTES)):
-                sock.sendall(part)
+            blocks = ((at + low, high - low) for low, high in spans(start, stop, BLOCK_BYTES))
+            with closing(bounce.fetch(blocks)) as parts:
+                for part in parts:
+                    sock.sendall(part)
 
 
 def _paced(source: Source, offset: int, length: int) -> Iterator[tuple[int, int]]:
@@ -73,6 +84,10 @@ def _paced(source: Source, offset: int, length: int) -> Iterator[tuple[int, int]
         offset += step
 
 
+RELEASE_SECONDS = 5.0
+"""How long a source on a device that stops serving waits for copies that its readers' threads have begun."""
+
+
 class TcpListener:
     """Serves one source on one address of one interface; never on all of them unless told so."""
 
@@ -81,6 +96,8 @@ class TcpListener:
     def __init__(self, host: str, port: int = 0, tls: TlsFiles | None = None) -> None:
         self._host, self._port, self._tls = host, port, tls
         self._acceptor: wire.Acceptor | None = None
+        self._staging = 0
+        self._gone = threading.Condition()
 
     def register(self, source: Source) -> str:
         segment = source.segment if isinstance(source.segment, DeviceSegment) else on_host(source.segment)
@@ -94,19 +111,32 @@ class TcpListener:
 
         def handle(sock: socket.socket) -> None:
             if isinstance(segment, DeviceSegment):
-                with ExitStack() as left:
-                    wire.serve(sock, source, wire.welcome_plain, _Staged(segment, left))
+                self._stage(sock, source, segment)
             else:
-                copied = context is not None or sock.getpeername()[0] == sock.getsockname()[0]
+                copied = context is not None or _within_host(sock)
                 wire.serve(sock, source, wire.welcome_plain, _send_copied if copied else _send)
 
         self._acceptor = wire.Acceptor(listener, handle, "relight-tcp-source", prepare)
         return f"{'tls' if context else 'tcp'}:{self._host}:{port}"
 
+    def _stage(self, sock: socket.socket, source: Source, segment: DeviceSegment) -> None:
+        with self._gone:
+            self._staging += 1
+        try:
+            with ExitStack() as left:
+                wire.serve(sock, source, wire.welcome_plain, _Staged(segment, left))
+        finally:
+            with self._gone:
+                self._staging -= 1
+                self._gone.notify_all()
+
     def release(self) -> None:
         if self._acceptor is not None:
             self._acceptor.close()
             self._acceptor = None
+        with self._gone:
+            # A device's memory must not go while anything copies from it; their connections have ended already.
+            self._gone.wait_for(lambda: not self._staging, RELEASE_SECONDS)
 
 
 def _secured(sock: socket.socket, tls: TlsFiles, source: str) -> socket.socket:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from relight.transfer.segment import Pieces, Segment
 from relight.transfer.session import refill
 from relight.transfer.source import Source
 from relight.transfer.transports import rdma
+from relight.transfer.transports.base import Question
 from relight.transfer.transports.memory import MemoryReader
 from relight.transfer.transports.nvlink import NvlinkListener, NvlinkReader, Pair
 from relight.transfer.transports.tcp import TcpListener, TcpReader
@@ -217,3 +219,36 @@ def test_digests_are_taken_block_by_block_by_way_of_the_host(ends) -> None:
     for tensor in manifest.tensors:
         assert source.segment.digests(tensor.offset, tensor.offset + tensor.bytes) == tensor.blocks
     assert manifest.tensors[0].bytes > BLOCK_BYTES
+
+
+def test_a_source_that_stops_serving_returns_when_nothing_copies_from_its_device_any_more(ends) -> None:
+    source, manifest, _ = ends
+    served = Source("i-source", source.segment, manifest, CLOCK)
+    served.open(1, key := grants.new_key())
+    listener = TcpListener("127.0.0.1")
+    address = listener.register(served)
+    claims = grants.Claims("i-source", 1, served.manifest_digest, "i-target", CLOCK.now() + 60)
+    reader = TcpReader(address, grants.mint(key, claims), "i-source", 5.0)
+    copying, go_on, order = threading.Event(), threading.Event(), list[str]()
+    usual = Bounce.fetch
+
+    def slow(self: Bounce, parts: Iterable[tuple[int, int]]) -> Iterator[memoryview]:
+        copying.set()
+        go_on.wait(5)
+        try:
+            yield from usual(self, parts)
+        finally:
+            order.append("copied")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Bounce, "fetch", slow)
+        first = manifest.tensors[0]
+        reader.ask(Question(0, 1, first.offset, 4096), memoryview(bytearray(4096)))
+        assert copying.wait(5)
+        cut = threading.Thread(target=lambda: (listener.release(), order.append("released")))
+        cut.start()
+        go_on.set()
+        cut.join(10)
+    assert order == ["copied", "released"]
+    assert not source.segment.cuda.pins
+    reader.close()
