@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relight.core.errors import InvalidInput
@@ -61,6 +61,7 @@ def arrivals(question: Question, made: TransferPlan) -> dict[str, list[tuple[int
     return found
 
 
+@settings(deadline=None)
 @given(fleets)
 def test_every_chunk_arrives_exactly_once_at_every_receiver(question: Question) -> None:
     made = plan(question)
@@ -71,6 +72,7 @@ def test_every_chunk_arrives_exactly_once_at_every_receiver(question: Question) 
         assert sorted(c for q in made.queues(receiver.name).values() for c in q) == [c for _, c in wanted]
 
 
+@settings(deadline=None)
 @given(fleets)
 def test_no_chunk_waits_for_itself(question: Question) -> None:
     has = {(h.name, h.shard, n) for h in question.holders for n in range(len(question.sizes[h.shard]))}
@@ -80,6 +82,7 @@ def test_no_chunk_waits_for_itself(question: Question) -> None:
         has.add((a.receiver, a.shard, a.chunk))
 
 
+@settings(deadline=None)
 @given(fleets)
 def test_nothing_carries_more_than_its_capacity_in_the_time_that_the_plan_states(question: Question) -> None:
     made = plan(question)
@@ -93,6 +96,7 @@ def test_nothing_carries_more_than_its_capacity_in_the_time_that_the_plan_states
     assert all(a.at <= made.seconds * 1.000001 for a in made.assignments)
 
 
+@settings(deadline=None)
 @given(fleets, st.randoms(use_true_random=False))
 def test_after_any_loss_what_is_unfinished_is_planned_anew_until_nothing_is_missing(question: Question, random) -> None:
     has: dict[str, set[int]] = {r.name: set() for r in question.receivers}

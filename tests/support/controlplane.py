@@ -38,7 +38,9 @@ from relight.core.records import (
     HostTier,
     InstanceReport,
     Mode,
+    Neighbours,
     Phase,
+    Reach,
     RouteTable,
     RungKind,
     RungResult,
@@ -164,6 +166,11 @@ class FakeAgent:
         self.tier: HostTier | None = None
         """The last one that was heard."""
         self.capabilities = ()
+        self.relay: SourceOffer | None = None
+        """What each sleeper of it offers to those that are filled with it."""
+        self.reach: tuple[Reach, ...] = ()
+        self.neighbours: Neighbours | None = None
+        """The last ones that were heard."""
         self.budget: int | None = None
         """Of host memory; copies that are wanted are there at once."""
 
@@ -200,6 +207,7 @@ class FakeAgent:
                     self.received_at.append(CLOCK.monotonic())
                     self.assignment = from_proto(message, Assignment)
                     self.history.append(self.assignment)
+                    self.neighbours = self.assignment.neighbours or self.neighbours
                     self.obey()
                     async with self.changed:
                         self.changed.notify_all()
@@ -233,6 +241,7 @@ class FakeAgent:
             instances=tuple(self.instances.values()),
             cache=self.cache,
             host_tier=None if self.budget is None else HostReport(self.budget, tuple(self._copies())),
+            reach=self.reach,
         )
 
     def _copies(self) -> Iterator[HostCopyReport]:
@@ -290,6 +299,7 @@ class FakeAgent:
             pid=7,
             endpoint=Endpoint(f"http://127.0.0.1:9/{name}", "m") if ready else None,
             source=_offer(name) if ready else None,
+            relay=self.relay if state is State.DORMANT else None,
             fingerprint=Fingerprint(layout={"dtype": "bf16"}),
             start=start or (old.start if old else None),
         )

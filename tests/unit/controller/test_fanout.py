@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relight.controller.decide.replicas import decide
@@ -216,6 +216,7 @@ def test_the_time_that_sharing_adds_is_predicted() -> None:
     assert four.predicted_seconds == pytest.approx(alone + 3 * GIB / 1e9, rel=0.05)
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.booleans()), min_size=2, max_size=9),
     st.integers(1, 3), st.sampled_from([1, 300_000, 1 << 24, GIB, 348 * 10**9]),

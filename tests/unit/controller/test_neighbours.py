@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relight.controller.decide.replicas import decide
@@ -71,6 +71,7 @@ def test_nothing_is_tried_between_tenants_or_models() -> None:
     assert tried(seen(slots, [ready(), asleep("i-c", "c", spec=other)])) == {}
 
 
+@settings(deadline=None)
 @given(st.integers(1, 60))
 def test_however_large_the_fleet_a_slot_tries_a_few_others(count: int) -> None:
     slots = [slot(f"s{n:02}", f"h{n}") for n in range(count)]

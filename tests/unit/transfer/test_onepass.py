@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relight.transfer.onepass import SHORT, WIDTH, copied
@@ -23,6 +23,7 @@ def lengths() -> st.SearchStrategy[int]:
     return st.sampled_from(edges).flatmap(lambda edge: st.integers(max(edge - 2, 1), edge + 66))
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 70), lengths()), max_size=6), st.integers(0, 65), st.sampled_from(WIDTHS),
     st.sampled_from(Digest),
