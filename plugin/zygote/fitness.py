@@ -7,6 +7,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 DEVICES = ("/dev/nvidia", "/dev/xpu", "/dev/dri", "/dev/kfd", "/dev/infiniband")
@@ -19,10 +20,8 @@ def unfit(proc: Path = Path("/proc/self")) -> str:
     Threads do not survive a fork, but what they hold locked does. gRPC's core starts threads with its first channel or
     server and counts on them ever after; that it is imported does no harm.
     """
-    threads = os.listdir(proc / "task")
-    if len(threads) > 1:
-        names = {(proc / "task" / t / "comm").read_text().strip() for t in threads}
-        return f"it has {len(threads)} threads ({', '.join(sorted(names))})"
+    if len(threads := _threads(proc / "task")) > 1:
+        return f"it has {len(threads)} threads ({', '.join(sorted(set(threads)))})"
     for fd in (proc / "fd").iterdir():
         try:
             target = os.readlink(fd)
@@ -37,6 +36,15 @@ def unfit(proc: Path = Path("/proc/self")) -> str:
     if (found := _grpc_objects(gc.get_objects())) is not None:
         return f"it holds a gRPC object ({found})"
     return ""
+
+
+def _threads(tasks: Path) -> list[str]:
+    """Their names; one that ends while it is looked at is none."""
+    names = []
+    for thread in tasks.iterdir():
+        with suppress(OSError):
+            names.append((thread / "comm").read_text().strip())
+    return names
 
 
 def _grpc_objects(living: Iterable[object]) -> str | None:

@@ -98,8 +98,8 @@ async def test_workers_of_a_forked_engine_run_where_the_model_binds_them(slot: S
     ready = await slot.until("i-bound", State.READY)
     assert ready.start is not None
     assert ready.start.process.startswith("forked from a zygote")
-    assert _allowed("i-bound", "Worker") == {last}
-    assert _allowed("i-bound", "EngineCore") != {last}
+    assert _allowed("i-bound", "VLLM::Worker") == {last}
+    assert _allowed("i-bound", "VLLM::EngineCore") != {last}
 
 
 async def _run(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
 import signal
 import sys
 import tempfile
@@ -157,6 +158,7 @@ async def test_a_second_supervisor_on_one_journal_ends_at_once(desk: Desk) -> No
 async def test_the_next_supervisor_adopts_by_pid_and_start_time_and_kills_strays(desk: Desk) -> None:
     kept = await desk.spawn("i-a")
     lost = await desk.spawn("i-b")
+    end = os.pidfd_open(lost.pid)
     os.kill(desk.process.pid, signal.SIGKILL)
     await asyncio.to_thread(desk.process.wait, 20)
     await desk.client.close()
@@ -165,6 +167,8 @@ async def test_the_next_supervisor_adopts_by_pid_and_start_time_and_kills_strays
     journal.write_bytes(b"\n".join(line for line in journal.read_bytes().split(b"\n") if b'"i-b"' not in line))
     await desk.up()
     assert await desk.client.list() == (kept,)
-    assert not Procfs().alive(lost.pid, lost.start_time)
+    # Killed, and gone as soon as the kernel is done with it.
+    assert await asyncio.to_thread(select.select, [end], [], [], 20) == ([end], [], [])
+    os.close(end)
     await desk.client.end("i-a", 5.0)
     assert (await desk.exits.get()).code is None
