@@ -19,7 +19,7 @@ from relight.core.tenants import strangers
 from relight.transfer.chunks import chunk_bytes
 from relight.transfer.plan import HolderEnd, Link, Question, ReceiverEnd, TransferPlan, plan
 
-_BETWEEN = {kind.transport: kind for kind in (RungKind.PEER_SHM, RungKind.PEER_RDMA, RungKind.PEER_TCP)}
+_BETWEEN = {kind.transport: kind for kind in RungKind if kind.transport and not kind.from_host_tier}
 """How engines read each other by the path of a rung."""
 PARTS = 128
 """At most. Enough for the last hop to be a small share of the whole, few enough to be dealt out in milliseconds."""

@@ -245,3 +245,16 @@ def test_every_part_comes_once_from_somebody_who_will_have_it(sleepers, awake, s
             has[name] |= {part for part, _, _ in come}
             wanted[name] = [w for w in left if w not in come]
         assert sum(map(len, wanted.values())) < before, "they wait for each other"
+
+
+@pytest.mark.parametrize(("transport", "boot", "transports"), [("nvlink", "source 0", {}), ("nixl", "", {"rdma": ""})])
+def test_sleepers_on_devices_that_wake_at_once_read_the_ready_one_each(transport, boot, transports):
+    asleep = [instance(f"i-b{n}", f"b{n}", State.DORMANT, relay=relays("tcp")) for n in range(2)]
+    slots = [slot("s0", boot="source 0", transports=transports)]
+    slots += [slot(f"b{n}", boot=boot or f"host {n}", transports=transports) for n in range(2)]
+    found = woken(asleep, slots, offer=full(transport, "tcp"))
+    assert len(found) == 2
+    for placement in found.values():
+        rung = placement.rungs[0]
+        assert rung.kind is RungKind(f"peer_{transport}")
+        assert [ref.instance for ref in (rung.source, *rung.helpers)] == ["i-a0"]
