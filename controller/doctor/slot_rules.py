@@ -51,6 +51,15 @@ def cache_nearly_full(case: SlotCase) -> str:
     return f"{cache.bytes >> 20} of {cache.quota >> 20} MiB of bundles"
 
 
+IMAGES_SECONDS = 10.0
+"""What a container that finds its image on the node takes at most, with a margin."""
+
+
+def images_not_there_beforehand(case: SlotCase) -> str:
+    waited = case.slot.images_seconds
+    return f"its containers waited {waited:.0f} s for their images" if waited >= IMAGES_SECONDS else ""
+
+
 def versions_do_not_match(case: SlotCase) -> str:
     return "; ".join(
         f"{name.partition('/')[2]}: {told}"

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from relight.controller.kubernetes.api import Object
 from relight.controller.kubernetes.marks import condition, labels, shown
@@ -298,8 +299,31 @@ def places(pods: Mapping[str, Object], nodes: Mapping[str, Object], pools: Mappi
         spec = (pools.get(f"{namespace}/{pool}") or {}).get("spec") or {}
         allowed = tuple(f"{namespace}/{name}" for name in spec.get("allowedModels") or [])
         node = nodes.get((pod.get("spec") or {}).get("nodeName") or "")
-        found[slot_of(pod)] = Place(f"{namespace}/{pool}", allowed, _closing(pod, node), shown(pod))
+        found[slot_of(pod)] = Place(
+            f"{namespace}/{pool}", allowed, _closing(pod, node), shown(pod), images_seconds(pod)
+        )
     return found
+
+
+def images_seconds(pod: Object) -> float:
+    """From the end of its initialisation to the last first start of its containers, in seconds; 0 while not all have
+    started, or one was started again. Only images are waited for meanwhile (Kubernetes API, ContainerStatus)."""
+    status = pod.get("status") or {}
+    begun = _seconds((condition(pod, "Initialized") or {}).get("lastTransitionTime"))
+    containers = status.get("containerStatuses") or []
+    started = [_seconds(((c.get("state") or {}).get("running") or {}).get("startedAt")) for c in containers]
+    if begun is None or not started or any(c.get("restartCount") for c in containers):
+        return 0.0
+    known = [at for at in started if at is not None]
+    return max(max(known) - begun, 0.0) if len(known) == len(started) else 0.0
+
+
+def _seconds(text: object) -> float | None:
+    """A time of the API server's as seconds since 1970; None for none."""
+    try:
+        return datetime.fromisoformat(str(text)).timestamp()
+    except ValueError:
+        return None
 
 
 def _closing(pod: Object, node: Object | None) -> str:

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One slot's: its pool as `namespace/name`, the models that the pool allows (empty: all), why it closes, and the
-    model (by key) whose replica was last seen to stand or to come there."""
+    """One slot's: its pool as `namespace/name`, the models that the pool allows (empty: all), why it closes, the
+    model (by key) whose replica was last seen to stand or to come there, and how long its images took."""
 
     pool: str = ""
     allowed: tuple[str, ...] = ()
     closing: str = ""
     shows: str = ""
+    images_seconds: float = 0.0
 
 
 class Places:

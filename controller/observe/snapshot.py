@@ -122,6 +122,7 @@ class Observer:
             pool=place.pool,
             allowed=place.allowed,
             closing=place.closing,
+            images_seconds=place.images_seconds,
             # Of one that is lost as much is known as of any: that nobody answers there.
             clear=not awaited and (assignable or not self._fleet.alive(name)),
             presumed=presumed,

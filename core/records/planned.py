@@ -55,6 +55,8 @@ class SlotView:
     """The models that its pool allows, by key; empty for all that name the pool."""
     closing: str = ""
     """Why nothing new goes there and what is there moves elsewhere; empty while it stays."""
+    images_seconds: float = 0.0
+    """How long its containers waited for their images when it was made, as far as whoever made it can see; else 0."""
     clear: bool = True
     """Whether it is known what runs there: its agent was heard of, and all that it runs is assigned; or it is lost."""
     presumed: str = ""

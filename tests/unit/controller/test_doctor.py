@@ -122,6 +122,7 @@ SLOTS: dict[str, tuple[SlotCase, SlotCase]] = {
     "device_held_by_others": (_slot(dataclasses.replace(DEVICE, healthy=False, reason="7 holds it")), _slot(DEVICE)),
     "versions_do_not_match": (_slot(facts={"refused/vllm": "driver is 550"}), _slot(facts={"driver": "580"})),
     "version_locks_ignored": (_slot(facts={"ignored_locks": "vllm-on-cpu"}), _slot()),
+    "images_not_there_beforehand": (_slot(images_seconds=95.0), _slot(images_seconds=2.0)),
     "cache_nearly_full": (_slot(cache=CACHE), _slot(cache=dataclasses.replace(CACHE, bytes=10))),
 }
 

@@ -223,6 +223,27 @@ def test_a_failed_pod_is_replaced():
     assert ([p["metadata"]["name"] for p in step.delete], step.create) == (["a"], 1)
 
 
+RUNS = {"state": {"running": {"startedAt": "2026-11-30T10:01:35Z"}}}
+
+
+@pytest.mark.parametrize(
+    ("containers", "seconds"),
+    [
+        ([RUNS, {"state": {"running": {"startedAt": "2026-11-30T10:00:02Z"}}}], 95.0),
+        ([RUNS, {"state": {"waiting": {"reason": "ContainerCreating"}}}], 0.0),
+        ([{**RUNS, "restartCount": 1}], 0.0),
+        ([{"state": {"running": {"startedAt": "2026-11-30T09:59:59Z"}}}], 0.0),
+        ([{"state": {"running": {"startedAt": "soon"}}}], 0.0),
+        ([], 0.0),
+    ],
+)
+def test_how_long_a_slot_waited_for_its_images_is_told_by_its_first_starts(containers, seconds):
+    ready = {"type": "Initialized", "status": "True", "lastTransitionTime": "2026-11-30T10:00:00Z"}
+    assert slot_pods.images_seconds({"status": {"conditions": [ready], "containerStatuses": containers}}) == seconds
+    assert slot_pods.images_seconds({"status": {"containerStatuses": containers}}) == 0.0
+    assert slot_pods.images_seconds({}) == 0.0
+
+
 def test_a_slot_closes_for_each_reason_that_its_pod_or_node_gives():
     ready = {"conditions": [{"type": "Ready", "status": "True"}]}
     node = {"metadata": {"name": "node"}, "spec": {}, "status": ready}
