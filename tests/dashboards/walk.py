@@ -178,8 +178,6 @@ async def walk(relight: Relight, prometheus: Prometheus) -> None:
     await _leave_an_orphan(relight, prometheus)
     await relight.scale("m", 0)
     assert await relight.ask("m") == 200
-    # Slots try each other's doors in their own time.
-    await answering(prometheus, "sum(relight_paths) > 0")
     # What grew last is scraped twice more before it is asked for.
     seen = prometheus.now("sum(scrape_samples_scraped)")[0]["value"][0]
     await answering(prometheus, f"min(timestamp(up)) > {seen + 2}")
