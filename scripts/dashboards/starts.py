@@ -111,12 +111,6 @@ _CHOICES = Row(
             ),
             stacked=True,
         ),
-        Panel(
-            "Ways between slots",
-            "As agents tried them, by transport; `relight capabilities --paths` says which are closed, and why.",
-            Unit.COUNT,
-            (Query("sum by (transport, verdict) (relight_paths)", "{{transport}} {{verdict}}"),),
-        ),
     ),
 )
 

@@ -107,6 +107,8 @@ def test_every_metric_is_shown_or_alerted_on_or_left_out_on_purpose() -> None:
         "relight_held_requests", "relight_in_flight_requests", "relight_current_replicas", "relight_target_ratio",
         # Only where a collector of traces is configured.
         "relight_trace_exports_total",
+        # Door by door it is told by `relight capabilities --paths`, with the reasons.
+        "relight_paths",
     }  # fmt: skip
 
 
