@@ -194,7 +194,8 @@ def _agent(body: Object, spec: DevicePoolSpec, added: Added, engine: Object) -> 
         "--shared", SHARED_PATH, "--token-file", f"{TOKEN_PATH}/token",
     ]  # fmt: skip
     if spec.agent_config:
-        command += ["--settings", json.dumps(spec.agent_config, sort_keys=True)]
+        # The kubelet puts variables in the place of `$(NAME)`, and `$` in that of `$$`: settings arrive as written.
+        command += ["--settings", json.dumps(spec.agent_config, sort_keys=True).replace("$", "$$")]
     secret = {"name": f"{SHARED}-secret", "mountPath": "/etc/relight", "readOnly": True}
     token = {"name": f"{SHARED}-token", "mountPath": TOKEN_PATH, "readOnly": True}
     ports = [

@@ -135,7 +135,7 @@ class AllocatorPages:
             if self._allocator.resident(WEIGHTS) or self._allocator.resident(CACHE):
                 raise LocalFault(f"vllm's sleep failed: {error}") from error
             log.warning("allocator.neighbour", instance=self._instance, reason=str(error))
-        except Exception as error:
+        except Exception as error:  # vLLM's and the driver's own, of any type
             raise LocalFault(f"vllm's sleep failed: {type(error).__name__}: {error}") from error
         self._offer_copy(level)
 
@@ -163,7 +163,7 @@ class AllocatorPages:
         if self._asleep():
             try:
                 self._calls.wake()
-            except Exception as error:
+            except Exception as error:  # vLLM's and the driver's own, of any type
                 why = f"{type(error).__name__}: {error}"
                 raise LocalFault(f"vllm did not bring the weights' memory back: {why}") from error
             self.restore()
@@ -181,7 +181,7 @@ class AllocatorPages:
         try:
             # The allocator's own: vLLM's worker would read buffers first, and not all of them need be mapped now.
             self._allocator.own.sleep(KEPT_BY_VLLM)
-        except Exception as error:
+        except Exception as error:  # vLLM's and the driver's own, of any type
             raise LocalFault(f"vllm did not give memory back: {type(error).__name__}: {error}") from error
 
     def awake(self) -> None:

@@ -72,7 +72,7 @@ class GpuMemory:
         sleep."""
         try:
             step()
-        except Exception as error:
+        except Exception as error:  # of whatever a model's code or the driver raises: requests go on
             self.unfit = f"its weights cannot be described: {type(error).__name__}: {error}"
             log.exception("memory.unfit", reason=self.unfit)
 

@@ -173,7 +173,7 @@ def test_certificates_of_a_secret_apart_lie_beside_what_the_agent_starts_with():
 
 
 def test_a_pools_own_agent_settings_reach_its_agents_and_make_its_pods_anew():
-    own = {"devices": [], "accelerators": {}}
+    own = {"devices": [], "accelerators": {}, "engines": {"vllm": {"python": "/opt/$(HOME)/$$/python3"}}}
     spec, runtime = pool_spec({**POOL, "spec": {**POOL["spec"], "agentConfig": own}}, {"n/rt": RUNTIME})
     plain, _ = pool_spec(POOL, {"n/rt": RUNTIME})
     told, untold = (
@@ -182,7 +182,9 @@ def test_a_pools_own_agent_settings_reach_its_agents_and_make_its_pods_anew():
     )
     assert told[: len(untold)] == untold
     flag, text = told[len(untold) :]
-    assert (flag, json.loads(text)) == ("--settings", own)
+    # As the kubelet passes it on.
+    assert (flag, json.loads(text.replace("$$", "$"))) == ("--settings", own)
+    assert "$" not in text.replace("$$", "")
     assert slot_pods.template_digest(spec, runtime) != slot_pods.template_digest(plain, runtime)
 
 
